@@ -1,0 +1,144 @@
+"""The commands: parse, call a room, print.
+
+In: a run file and flags. Out: people read stderr, programs read stdout (`--json`). Only here and in a worker's
+outermost loop are errors caught broadly; each branch of the family has its exit code.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from headrace import __version__
+from headrace.cli import stages
+from headrace.cli.progress import Terminal
+from headrace.config import load_run_file
+from headrace.errors import HeadraceError
+
+app = typer.Typer(
+    help="Carries a target model's hidden states to the trainer of its speculative-decoding drafter.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_stderr = Console(stderr=True)
+
+File = Annotated[Path | None, typer.Argument(help="run file (YAML); none means the demo's defaults", metavar="[RUN.yaml]")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="section.key=value, beats the file; may be repeated")]
+Json = Annotated[bool, typer.Option("--json", help="print the summary as JSON on stdout")]
+
+
+def _do(work: Callable[[stages.Run], dict[str, Any]], file: Path | None, flags: list[str] | None, as_json: bool) -> None:
+    progress = Terminal(_stderr)
+    try:
+        summary = work(stages.Run(load_run_file(file, flags or ()), progress))
+    except HeadraceError as exc:
+        progress.end()
+        _stderr.print(f"headrace: {type(exc).__name__}: {exc}", style="red", markup=False, highlight=False)
+        raise typer.Exit(exc.exit_code) from exc
+    except KeyboardInterrupt as exc:
+        progress.end()
+        _stderr.print("headrace: interrupted; the same command goes on from here", markup=False)
+        raise typer.Exit(130) from exc
+    finally:
+        progress.end()
+    if as_json:
+        sys.stdout.write(json.dumps(summary, ensure_ascii=False) + "\n")
+
+
+@app.command()
+def prepare(file: File = None, set_: Set = None, json_: Json = False) -> None:
+    """Turn chats into token ids and loss masks."""
+    _do(stages.prepare, file, set_, json_)
+
+
+@app.command()
+def regenerate(file: File = None, set_: Set = None, json_: Json = False) -> None:
+    """Let the target answer the prompts itself."""
+    _do(stages.regenerate, file, set_, json_)
+
+
+@app.command()
+def capture(file: File = None, set_: Set = None, json_: Json = False) -> None:
+    """Capture the target's hidden states into the store."""
+    _do(stages.capture, file, set_, json_)
+
+
+@app.command()
+def train(file: File = None, set_: Set = None, json_: Json = False) -> None:
+    """Train the drafter (and the no-features floor)."""
+    _do(stages.train, file, set_, json_)
+
+
+@app.command(name="eval")
+def eval_(
+    file: File = None,
+    set_: Set = None,
+    json_: Json = False,
+    drafter: Annotated[Path | None, typer.Option(help="an exported folder, instead of the run's checkpoint")] = None,
+) -> None:
+    """Measure τ, its floors and greedy identity on held-out prompts."""
+    _do(lambda run: stages.evaluate(run, drafter), file, set_, json_)
+
+
+@app.command()
+def export(file: File = None, set_: Set = None, json_: Json = False) -> None:
+    """Write the drafter as a stock checkpoint and print the commands that serve it."""
+    _do(stages.export, file, set_, json_)
+
+
+@app.command()
+def report(file: File = None, set_: Set = None, json_: Json = False) -> None:
+    """Write report.html and results.json."""
+    _do(stages.report, file, set_, json_)
+
+
+@app.command()
+def run(file: File = None, set_: Set = None, json_: Json = False) -> None:
+    """Run every stage in order; what is done is skipped."""
+    _do(stages.run_all, file, set_, json_)
+
+
+@app.command()
+def show(
+    file: File = None,
+    set_: Set = None,
+    row: Annotated[int, typer.Option(help="row of the prepared set")] = 0,
+) -> None:
+    """Print one sample with its loss mask in colour."""
+
+    def work(one: stages.Run) -> dict[str, Any]:
+        from headrace.prepare.show import show_row
+
+        Console().print(show_row(one.cfg, one.folder, row), soft_wrap=True)
+        return {}
+
+    _do(work, file, set_, False)
+
+
+@app.command()
+def settings() -> None:
+    """Print every setting of the run file with its default and meaning (Markdown)."""
+    from headrace.config import settings_table
+
+    sys.stdout.write(settings_table())
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="log what happens inside")] = False,
+) -> None:
+    """Set up logging for every command."""
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr)

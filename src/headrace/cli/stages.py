@@ -1,0 +1,148 @@
+"""The stages of a run in order, each a call into its room, timed.
+
+In: a resolved run file and a progress. Out: what each stage wrote under the run's folder, its resolved settings beside
+it, and a line in `stages.jsonl` with the seconds it took. A stage that is done is skipped by its own room.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.config import Resolved, RunFolder
+from headrace.files import write_json
+from headrace.progress import Progress
+
+if TYPE_CHECKING:
+    from headrace.target.transformers_target import TransformersTarget
+
+Summary = dict[str, Any]
+
+
+class Run:
+    """One run: its settings, its folder, and the target, loaded when a stage first needs it."""
+
+    def __init__(self, resolved: Resolved, progress: Progress) -> None:
+        self.resolved = resolved
+        self.cfg = resolved.run
+        self.folder = RunFolder(Path(resolved.run.run))
+        self.progress = progress
+        self._target: TransformersTarget | None = None
+
+    def target(self, dtype: str | None = None) -> "TransformersTarget":
+        """The target in the run's dtype, or in another for evaluation."""
+        from headrace.target.transformers_target import load_target
+
+        wanted = dtype or self.cfg.target.dtype
+        if self._target is None or self._target.spec.dtype != wanted:
+            self._target = load_target(self.cfg.target.model_copy(update={"dtype": wanted}))
+        return self._target
+
+    def release_target(self) -> None:
+        """Drop the target from memory; training needs only its embedding and head."""
+        self._target = None
+
+    @contextmanager
+    def timed(self, name: str, folder: Path) -> Iterator[None]:
+        """Save the resolved settings beside a stage's output and log how long the stage took."""
+        self.progress.note(f"[{name}]")
+        self.resolved.save(folder)
+        started = time.time()
+        clock = time.monotonic()
+        yield
+        line = {"stage": name, "started": round(started, 3), "seconds": round(time.monotonic() - clock, 3)}
+        with open(self.folder.root / "stages.jsonl", "a", encoding="utf-8") as out:
+            out.write(json.dumps(line) + "\n")
+
+
+def prepare(run: Run) -> Summary:
+    """Chats to prompts (when the target is to answer them) or straight to the prepared set."""
+    from headrace.prepare.build import build_prepared, build_prompts
+
+    if run.cfg.regenerate.enabled:
+        with run.timed("prepare", run.folder.prompts):
+            return build_prompts(run.cfg, run.folder, run.progress)
+    with run.timed("prepare", run.folder.prepared):
+        return build_prepared(run.cfg, run.folder, run.progress)
+
+
+def regenerate(run: Run) -> Summary:
+    """The target answers the prompts; prompts and answers become the prepared set."""
+    if not run.cfg.regenerate.enabled:
+        run.progress.note("regenerate is off in the run file: the answers of the data are kept")
+        return {}
+    from headrace.capture.regenerate import regenerate as answer
+    from headrace.prepare.build import build_prepared
+
+    with run.timed("regenerate", run.folder.answers):
+        answers = answer(run.cfg, run.folder, run.target(), run.progress)
+    with run.timed("prepare answers", run.folder.prepared):
+        return {"answers": answers, "prepared": build_prepared(run.cfg, run.folder, run.progress)}
+
+
+def capture(run: Run) -> Summary:
+    """The target's states, checked, encoded, stored."""
+    from headrace.capture.capture import capture as capture_states
+
+    with run.timed("capture", run.folder.states):
+        return capture_states(run.cfg, run.folder, run.target(), run.progress)
+
+
+def train(run: Run) -> Summary:
+    """The drafter, and the floor that sees no target state."""
+    from headrace.train.loop import train as train_drafter
+
+    run.release_target()
+    summaries = {}
+    for features in (True, False) if run.cfg.floor else (True,):
+        name = "train" if features else "train the no-features floor"
+        with run.timed(name, run.folder.train(features)):
+            summaries["drafter" if features else "floor"] = train_drafter(run.cfg, run.folder, features, run.progress)
+    return summaries
+
+
+def export(run: Run) -> Summary:
+    """The drafter as a stock checkpoint."""
+    from headrace.export.zlab import export_run
+
+    with run.timed("export", run.folder.export):
+        return export_run(run.cfg, run.folder, run.progress)
+
+
+def evaluate(run: Run, drafter: Path | None = None) -> Summary:
+    """τ, floors and greedy identity on held-out prompts; of the checkpoint, or of an exported folder."""
+    from headrace.evaluate.run import evaluate as evaluate_drafter
+
+    with run.timed("eval", run.folder.evaluation):
+        target = run.target(run.cfg.evaluate.dtype)
+        return evaluate_drafter(run.cfg, run.folder, target, run.progress, drafter=drafter)
+
+
+def report(run: Run) -> Summary:
+    """`report.html` and `results.json`."""
+    from headrace.report.page import write_report
+
+    results = write_report(run.folder, run.resolved)
+    write_json(run.folder.root / "results.json", results)
+    return results
+
+
+STAGES: dict[str, Callable[[Run], Summary]] = {
+    "prepare": prepare,
+    "regenerate": regenerate,
+    "capture": capture,
+    "train": train,
+    "export": export,
+    "eval": evaluate,
+    "report": report,
+}
+
+
+def run_all(run: Run) -> Summary:
+    """Every stage in order."""
+    summary: Summary = {}
+    for stage in STAGES.values():
+        summary = stage(run)
+    return summary

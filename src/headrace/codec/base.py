@@ -1,0 +1,91 @@
+"""The third seam: a codec, a fixed map between states and bytes; and `raw`, the one that changes nothing.
+
+In: states [T, L, H] where they are made. Out: payload bytes; features [T, F] on the trainer's device; and, for export,
+the trained `fc` folded back to the raw taps. The trainer never needs `reconstruct`; checks and conversions do.
+"""
+
+from typing import Protocol
+
+import torch
+
+from headrace.codec.spec import CodecSpec
+from headrace.errors import CodecError
+
+TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class Codec(Protocol):
+    """Encodes where states are made, decodes to features where they are used."""
+
+    spec: CodecSpec
+
+    @property
+    def num_features(self) -> int:
+        """F, the width of `features`."""
+        ...
+
+    def encode(self, states_TLH: torch.Tensor) -> bytes:
+        """Encode one token span. Raises: CodecError for a shape, dtype or value the codec cannot hold."""
+        ...
+
+    def features(self, payload: bytes, num_tokens: int) -> torch.Tensor:
+        """Decode to features [T, F] in the codec's own coordinates."""
+        ...
+
+    def fold(self, fc_HF: torch.Tensor) -> torch.Tensor:
+        """Fold the codec's linear map into a trained fc: float32 [H, F] to float32 [H, L*H]."""
+        ...
+
+    def reconstruct(self, features_TF: torch.Tensor) -> torch.Tensor:
+        """Features back to states [T, L, H], for checks and conversions."""
+        ...
+
+
+class RawCodec:
+    """The states themselves: little-endian, token-major [T, L, H]; features are the concatenated taps."""
+
+    def __init__(self, spec: CodecSpec) -> None:
+        if spec.name != "raw" or spec.dtype not in TORCH_DTYPES:
+            raise CodecError("a raw codec", f"{spec.name} in {spec.dtype}", "open it with the codec the manifest names")
+        self.spec = spec
+        self._dtype = TORCH_DTYPES[spec.dtype]
+
+    @property
+    def num_features(self) -> int:
+        """L*H."""
+        return self.spec.num_taps * self.spec.hidden_size
+
+    def encode(self, states_TLH: torch.Tensor) -> bytes:
+        """Copy the bytes of [T, L, H]."""
+        expected = (self.spec.num_taps, self.spec.hidden_size)
+        if states_TLH.shape[1:] != expected or states_TLH.dtype != self._dtype:
+            raise CodecError(
+                f"states [T, {expected[0]}, {expected[1]}] in {self.spec.dtype}",
+                f"{list(states_TLH.shape)} in {states_TLH.dtype}",
+                "capture with the taps and dtype of the manifest",
+            )
+        return states_TLH.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+    def features(self, payload: bytes, num_tokens: int) -> torch.Tensor:
+        """View the bytes as [T, L*H]."""
+        expected = int(num_tokens * self.spec.bytes_per_token())
+        if len(payload) != expected:
+            raise CodecError(f"{expected} bytes for {num_tokens} tokens", str(len(payload)), "re-capture the record")
+        if num_tokens == 0:
+            return torch.zeros(0, self.num_features, dtype=self._dtype)
+        return torch.frombuffer(bytearray(payload), dtype=self._dtype).view(num_tokens, self.num_features)
+
+    def fold(self, fc_HF: torch.Tensor) -> torch.Tensor:
+        """The identity."""
+        return fc_HF.float()
+
+    def reconstruct(self, features_TF: torch.Tensor) -> torch.Tensor:
+        """Split the taps apart again."""
+        return features_TF.view(len(features_TF), self.spec.num_taps, self.spec.hidden_size)
+
+
+def open_codec(spec: CodecSpec) -> Codec:
+    """The codec that a spec names. Raises: CodecError for one this version does not know."""
+    if spec.name == "raw":
+        return RawCodec(spec)
+    raise CodecError("a codec of this version (raw)", spec.name, "upgrade headrace")

@@ -1,0 +1,329 @@
+"""The run file: every setting of every stage, on one page.
+
+In: one YAML file and `--set section.key=value` flags. Out: one frozen, typed tree, and for each value where it came
+from (flag > file > default). Unknown keys are refused by name. A default is written once, here; a stage takes its own
+section, never the whole tree. Secrets come from environment variables and are never part of this tree.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from headrace.errors import ConfigError
+
+MiB = 1024 * 1024
+
+
+class Strict(BaseModel):
+    """A section: unknown keys refused, frozen once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TargetConfig(Strict):
+    """The large model whose hidden states are captured."""
+
+    model: str = Field("demo", description="demo (the built-in target), a local folder or a hub id")
+    dtype: Literal["bfloat16", "float32", "float16"] = Field("bfloat16", description="dtype of weights and states")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    taps: list[str] | None = Field(None, description="tap names; none means the default rule with num_taps")
+    num_taps: int = Field(5, ge=1, description="how many taps the default rule places")
+    chat_template: str | None = Field(None, description="path of a Jinja template that replaces the tokenizer's")
+
+
+class PrepareConfig(Strict):
+    """From chats to token ids and loss masks."""
+
+    data: list[str] = Field(default_factory=lambda: ["demo"], description="JSONL files of chats, or demo")
+    num_demo_prompts: int = Field(480, ge=1, description="how many prompts the demo writes")
+    max_tokens: int = Field(2048, ge=2, description="longer samples are dropped and counted, never cut")
+    min_trained_tokens: int = Field(2, ge=1, description="samples with fewer trained tokens are dropped and counted")
+    heldout_fraction: float = Field(0.1, ge=0, lt=1, description="share of chats held out, chosen by content")
+    template_args: dict[str, Any] = Field(default_factory=dict, description="extra arguments of the chat template")
+    max_samples: int | None = Field(None, ge=1, description="stop after so many chats of `data`")
+    heldout_data: list[str] = Field(default_factory=list, description="JSONL files of chats that are held out whole")
+
+
+class RegenerateConfig(Strict):
+    """Answers written by the target itself."""
+
+    enabled: bool = Field(True, description="replace the answers of the data by the target's own")
+    max_new_tokens: int = Field(256, ge=1, description="answers are cut after so many tokens, and counted")
+    temperature: float = Field(0.0, ge=0, description="0 is greedy")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus, for temperature > 0")
+    batch_size: int = Field(32, ge=1, description="prompts answered together")
+    drop_cut: bool = Field(False, description="leave out answers that met the limit")
+    seed: int = Field(0, ge=0, description="seed of sampled answers")
+
+
+class OrderConfig(Strict):
+    """In which order samples are met."""
+
+    seed: int = Field(0, ge=0, description="seed of every epoch's order")
+    window_samples: int = Field(128, ge=1, description="samples shuffled, captured and sharded together")
+
+
+class CaptureConfig(Strict):
+    """How states are made."""
+
+    group_tokens: int = Field(4096, ge=1, description="padded tokens of one forward pass")
+    codec: Literal["raw"] = Field("raw", description="how states are encoded")
+    tolerate_failures: float = Field(0.01, ge=0, le=1, description="stop when more than this share of samples fails")
+
+
+class StoreConfig(Strict):
+    """When shards are sealed."""
+
+    shard_bytes: int = Field(256 * MiB, gt=0, description="size at which a shard is sealed")
+    shard_seconds: float = Field(60.0, gt=0, description="age at which a shard is sealed")
+
+
+class DrafterConfig(Strict):
+    """Shape of the drafter; what is not given is derived from the target."""
+
+    num_layers: int = Field(2, ge=1, description="decoder layers")
+    block_size: int = Field(8, ge=2, description="tokens of a block, the anchor included")
+    mask_token_id: int | None = Field(None, ge=0, description="explicit mask token; none means the target's own, if any")
+    intermediate_size: int | None = Field(None, ge=1, description="MLP width; none means the target's")
+    num_heads: int | None = Field(None, ge=1, description="none means the target's")
+    num_kv_heads: int | None = Field(None, ge=1, description="none means the target's")
+    features: bool = Field(True, description="false trains the floor: a drafter that sees no target state")
+
+
+class TrainConfig(Strict):
+    """How the drafter learns."""
+
+    epochs: int = Field(6, ge=1, description="visits of every sample")
+    max_steps: int | None = Field(None, ge=1, description="stop after so many steps")
+    max_seconds: float | None = Field(None, gt=0, description="plan the schedule to end within this time")
+    step_tokens: int = Field(4096, ge=1, description="tokens of one global step")
+    micro_tokens: int = Field(2048, ge=1, description="tokens of one forward pass")
+    anchors: int = Field(64, ge=1, description="blocks drawn from each sample at each visit")
+    loss: Literal["decay", "dpace"] = Field("dpace", description="how slots are weighted")
+    gamma: float = Field(4.0, gt=0, description="decay: slot k weighs exp(-(k-1)/gamma)")
+    alpha: float = Field(0.5, ge=0, le=1, description="dpace: smoothing of the drafter's confidence")
+    lr: float = Field(1e-3, gt=0, description="peak learning rate")
+    min_lr_ratio: float = Field(0.02, ge=0, le=1, description="last learning rate as a share of the peak")
+    warmup_ratio: float = Field(0.04, ge=0, lt=1, description="share of steps with a rising rate")
+    weight_decay: float = Field(0.01, ge=0, description="AdamW's, on matrices only")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's")
+    clip: float = Field(1.0, gt=0, description="largest gradient norm")
+    autocast: bool = Field(True, description="bfloat16 autocast; weights stay float32")
+    seed: int = Field(0, ge=0, description="weights and anchors")
+    threads: int | None = Field(None, ge=1, description="CPU threads; none means all")
+    eval_every: int = Field(100, ge=1, description="steps between held-out evaluations")
+    eval_samples: int = Field(48, ge=1, description="held-out samples of one evaluation")
+    save_seconds: float = Field(300.0, gt=0, description="time between checkpoints")
+    read_ahead: int = Field(64, ge=1, description="records decoded ahead of the step")
+    tensorboard: bool = Field(True, description="write TensorBoard events")
+
+
+class EvaluateConfig(Strict):
+    """Lossless speculative decoding, measured."""
+
+    num_prompts: int | None = Field(None, ge=1, description="held-out prompts; none means all")
+    max_new_tokens: int = Field(96, ge=1, description="tokens of each answer")
+    temperature: float = Field(0.0, ge=0, description="0 is greedy, and checked token by token")
+    dtype: Literal["bfloat16", "float32"] = Field("float32", description="identity is promised in float32")
+    tie_gap: float = Field(1e-4, gt=0, description="top-2 logit gap up to which a first divergence counts as a tie")
+    lookup_ngram: int = Field(3, ge=1, description="longest n-gram of the prompt-lookup floor")
+    seed: int = Field(0, ge=0, description="sampling")
+
+
+class RunFile(Strict):
+    """One run, from chats to report."""
+
+    run: str = Field("runs/demo", description="folder of everything the run writes")
+    floor: bool = Field(True, description="train the no-features drafter too, as the floor of the report")
+    target: TargetConfig = Field(default_factory=TargetConfig)
+    prepare: PrepareConfig = Field(default_factory=PrepareConfig)
+    regenerate: RegenerateConfig = Field(default_factory=RegenerateConfig)
+    order: OrderConfig = Field(default_factory=OrderConfig)
+    capture: CaptureConfig = Field(default_factory=CaptureConfig)
+    store: StoreConfig = Field(default_factory=StoreConfig)
+    drafter: DrafterConfig = Field(default_factory=DrafterConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
+
+    @model_validator(mode="after")
+    def _micro_fits_step(self) -> "RunFile":
+        if self.train.micro_tokens > self.train.step_tokens:
+            raise ValueError(
+                f"train.micro_tokens must be <= train.step_tokens ({self.train.step_tokens}), "
+                f"found {self.train.micro_tokens}"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A run file with the origin of each value: flag, file or default, by dotted path."""
+
+    run: RunFile
+    origins: Mapping[str, str]
+
+    def to_yaml(self) -> str:
+        """The whole tree as YAML; each leaf carries its origin as a comment. Reads back as a run file."""
+        lines: list[str] = []
+        section = ""
+        for path, value in leaves(self.run.model_dump(mode="json")):
+            head, _, key = path.rpartition(".")
+            if head != section:
+                lines.append(f"{head}:")
+                section = head
+            indent = "  " if head else ""
+            lines.append(f"{indent}{key or path}: {json.dumps(value, ensure_ascii=False)}  # {self.origins[path]}")
+        return "\n".join(lines) + "\n"
+
+    def save(self, folder: Path) -> Path:
+        """Write `run.resolved.yaml` into a folder, atomically."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "run.resolved.yaml"
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(self.to_yaml(), encoding="utf-8")
+        temporary.replace(path)
+        return path
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each setting as (dotted path, value); a section is never a value, a free-form mapping always is one."""
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and path in RunFile.model_fields:
+            yield from leaves(value, path + ".")
+        else:
+            yield path, value
+
+
+def load_run_file(path: Path | None, flags: Sequence[str] = ()) -> Resolved:
+    """Read a run file (none means all defaults) and apply `section.key=value` flags.
+
+    Raises: ConfigError for a missing file, broken YAML, unknown keys and values of the wrong kind, each by its path.
+    """
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError("a readable run file", f"{path}: {exc}", "check the path") from exc
+        except yaml.YAMLError as exc:
+            raise ConfigError("YAML", f"{path}: {exc}", "mend the line it names") from exc
+        if loaded is not None and not isinstance(loaded, dict):
+            raise ConfigError("sections and settings", f"{path} holds a {type(loaded).__name__}", "see docs/run-file.md")
+        tree = loaded or {}
+    from_file = {p for p, _ in leaves(tree)}
+    from_flag = set()
+    for flag in flags:
+        from_flag.add(_apply_flag(tree, flag))
+    try:
+        run = RunFile.model_validate(tree)
+    except ValidationError as exc:
+        raise ConfigError("settings that headrace knows", _explain(exc), "docs/run-file.md lists every setting") from exc
+    origins = {
+        p: "flag" if p in from_flag else "file" if p in from_file else "default" for p, _ in leaves(run.model_dump())
+    }
+    return Resolved(run, origins)
+
+
+def _apply_flag(tree: dict[str, Any], flag: str) -> str:
+    path, equals, text = flag.partition("=")
+    if not equals or not path:
+        raise ConfigError("--set section.key=value", repr(flag), "for example --set train.lr=3e-4")
+    *sections, key = path.split(".")
+    node = tree
+    for section in sections:
+        child = node.setdefault(section, {})
+        if not isinstance(child, dict):
+            raise ConfigError("a section", f"{section} in {path}", "it is a setting, not a section")
+        node = child
+    node[key] = _number_or_yaml(text)
+    return path
+
+
+def _number_or_yaml(text: str) -> Any:
+    """YAML 1.1 reads 3e-4 as a string; people mean the number."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as exc:
+        raise ConfigError("a YAML value", repr(text), "quote it for your shell") from exc
+
+
+def _explain(error: ValidationError) -> str:
+    parts = []
+    for item in error.errors():
+        path = ".".join(str(p) for p in item["loc"]) or "the run file"
+        known = item["type"] != "extra_forbidden"
+        parts.append(f"{path}: {item['msg']} (found {item['input']!r})" if known else f"{path}: unknown key")
+    return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where each stage of a run keeps what it made."""
+
+    root: Path
+
+    @property
+    def prompts(self) -> Path:
+        """Prompt ids to be answered (a prepared set without trained tokens)."""
+        return self.root / "prompts"
+
+    @property
+    def answers(self) -> Path:
+        """The target's own answers."""
+        return self.root / "answers"
+
+    @property
+    def prepared(self) -> Path:
+        """The prepared set that capture and training read."""
+        return self.root / "prepared"
+
+    @property
+    def states(self) -> Path:
+        """The store of encoded states."""
+        return self.root / "states"
+
+    def train(self, features: bool = True) -> Path:
+        """Checkpoints and metrics of the drafter, or of the floor that sees no target state."""
+        return self.root / ("train" if features else "train-no-features")
+
+    @property
+    def export(self) -> Path:
+        """The stock drafter."""
+        return self.root / "drafter"
+
+    @property
+    def evaluation(self) -> Path:
+        """Results of evaluations."""
+        return self.root / "eval"
+
+
+def settings_table() -> str:
+    """Every setting as a Markdown table a section: name, default, meaning. docs/run-file.md holds it."""
+    lines: list[str] = []
+    for name, field in RunFile.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Strict):
+            meaning = (section.__doc__ or "").strip().splitlines()[0]
+            lines += ["", f"## {name}", meaning, "", "| setting | default | meaning |", "|---|---|---|"]
+            for key, inner in section.model_fields.items():
+                default = json.dumps(inner.get_default(call_default_factory=True))
+                lines.append(f"| `{name}.{key}` | `{default}` | {inner.description} |")
+        else:
+            if not lines:
+                lines += ["| setting | default | meaning |", "|---|---|---|"]
+            lines.append(f"| `{name}` | `{json.dumps(field.default)}` | {field.description} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,86 @@
+"""Files that are whole or absent, and the record each stage keeps of what it made from what.
+
+In: bytes or JSON for a path. Out: the file, published by rename after fsync of the file and then of its folder.
+A stage's folder holds `stage.json`: the identity of its inputs and settings, whether it finished, and its summary.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from headrace.errors import ConfigError
+
+State = Literal["new", "resume", "done"]
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames inside a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write a file so that a reader, or a crash at any moment, meets the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as out:
+        out.write(content.encode("utf-8") if isinstance(content, str) else content)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(temporary, path)
+    fsync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically, keys in the order given."""
+    write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+class Stage:
+    """What a stage made, and from what; `stage.json` in the stage's folder."""
+
+    def __init__(self, folder: Path, name: str, identity: Mapping[str, Any]) -> None:
+        """Args: identity: JSON values that decide the output; any difference to an earlier run refuses."""
+        self.folder = folder
+        self.name = name
+        self.identity = json.loads(json.dumps(identity))
+        self._path = folder / "stage.json"
+
+    def state(self) -> State:
+        """Say whether the stage is new, begun or done.
+
+        Raises: ConfigError naming the first field that differs from what the folder was made with.
+        """
+        if not self._path.exists():
+            return "new"
+        stored = json.loads(self._path.read_text(encoding="utf-8"))
+        for key in sorted({*stored["identity"], *self.identity}):
+            was, now = stored["identity"].get(key), self.identity.get(key)
+            if was != now:
+                raise ConfigError(
+                    f"{self.name} in {self.folder} made with the same {key}",
+                    f"{was!r} there and {now!r} now",
+                    "choose another run folder, or remove this stage's folder to make it again",
+                )
+        return "done" if stored["finished"] else "resume"
+
+    def begin(self) -> None:
+        """Write the identity before the first byte of output."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self._path, {"stage": self.name, "identity": self.identity, "finished": False, "summary": {}})
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Mark the stage as done, with the figures a report needs."""
+        write_json(
+            self._path, {"stage": self.name, "identity": self.identity, "finished": True, "summary": dict(summary)}
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The summary of a finished stage."""
+        stored: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+        return dict(stored["summary"])
