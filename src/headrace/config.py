@@ -224,8 +224,10 @@ def load_run_file(path: Path | None, flags: Sequence[str] = ()) -> Resolved:
         run = RunFile.model_validate(tree)
     except ValidationError as exc:
         raise ConfigError("settings that headrace knows", _explain(exc), "docs/run-file.md lists every setting") from exc
+    # A flag may reach inside a free-form setting: prepare.template_args.enable_thinking=false.
+    by_flag = {p for p, _ in leaves(run.model_dump()) if any(f == p or f.startswith(p + ".") for f in from_flag)}
     origins = {
-        p: "flag" if p in from_flag else "file" if p in from_file else "default" for p, _ in leaves(run.model_dump())
+        p: "flag" if p in by_flag else "file" if p in from_file else "default" for p, _ in leaves(run.model_dump())
     }
     return Resolved(run, origins)
 

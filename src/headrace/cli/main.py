@@ -39,11 +39,11 @@ def _do(work: Callable[[stages.Run], dict[str, Any]], file: Path | None, flags: 
         summary = work(stages.Run(load_run_file(file, flags or ()), progress))
     except HeadraceError as exc:
         progress.end()
-        _stderr.print(f"headrace: {type(exc).__name__}: {exc}", style="red", markup=False, highlight=False)
+        _stderr.print(f"headrace: {type(exc).__name__}: {exc}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(exc.exit_code) from exc
     except KeyboardInterrupt as exc:
         progress.end()
-        _stderr.print("headrace: interrupted; the same command goes on from here", markup=False)
+        _stderr.print("headrace: interrupted; the same command goes on from here", markup=False, soft_wrap=True)
         raise typer.Exit(130) from exc
     finally:
         progress.end()

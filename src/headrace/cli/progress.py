@@ -53,7 +53,7 @@ class Terminal:
             self._told = time.monotonic()
             left = self._seconds_left(done)
             tail = "" if left is None else f"  about {left:.0f} s left"
-            self._console.print(f"{self._what}: {done:,}/{self._total or '?'} {self._unit}  {text}{tail}", highlight=False)
+            self._console.print(f"{self._what}: {done:,}/{self._total or '?'} {self._unit}  {text}{tail}", highlight=False, soft_wrap=True)
 
     def end(self) -> None:
         """Remove the bar."""
@@ -63,7 +63,7 @@ class Terminal:
 
     def note(self, message: str) -> None:
         """Print a line that stays."""
-        self._console.print(message, highlight=False, markup=False)
+        self._console.print(message, highlight=False, markup=False, soft_wrap=True)
 
     def _seconds_left(self, done: int) -> float | None:
         moved = done - self._first

@@ -53,9 +53,14 @@ class Proposer(Protocol):
 
 @dataclass(frozen=True)
 class Verified:
-    """What one target pass says about the tokens it was fed: logits [T, V] (prefill: of the last alone), states."""
+    """What one target pass says about the T tokens it was fed.
 
-    logits_TV: torch.Tensor
+    `own_ids` the target's greedy token after each (with `last_only`, after the last alone); `logits_TV` what it chose
+    from, None in a replay; `states_TLH` the tapped states, None if no tap is watched.
+    """
+
+    own_ids: list[int]
+    logits_TV: torch.Tensor | None
     states_TLH: torch.Tensor | None
 
 
@@ -119,14 +124,14 @@ def decode(
     started = time.perf_counter()
     proposer.begin()
     prefill = verifier.feed(prompt_ids, last_only=True)
-    ids = [*prompt_ids, *sampling.choose(prefill.logits_TV)]
+    ids = [*prompt_ids, _choose(prefill, sampling)]
     answer = Decoded([])
     states_TLH = prefill.states_TLH
     limit = len(prompt_ids) + max_new_tokens
     while len(ids) < limit and ids[-1] not in stop_ids:
         proposal = proposer.propose(ids, states_TLH, min(proposer.block_size - 1, limit - len(ids)), sampling)
         verified = verifier.feed([ids[-1], *proposal.ids])
-        accepted, following = _accept(proposal, verified.logits_TV, sampling)
+        accepted, following = _accept(proposal, verified, sampling)
         added = _clip([*proposal.ids[:accepted], following], limit - len(ids), stop_ids)
         verifier.keep(len(ids) - 1 + len(added))
         ids += added
@@ -155,9 +160,8 @@ def decode_plain(
         verified = verifier.feed(fed, last_only=True)
         if verified.states_TLH is not None:
             seen.append(verified.states_TLH)
-        answer.ids += sampling.choose(verified.logits_TV)
-        best_2 = verified.logits_TV[0].float().topk(2).values
-        answer.gaps.append(float(best_2[0] - best_2[1]))
+        answer.ids.append(_choose(verified, sampling))
+        answer.gaps.append(_gap(verified))
         if answer.ids[-1] in stop_ids or len(answer.ids) >= max_new_tokens:
             break
         fed = answer.ids[-1:]
@@ -168,14 +172,30 @@ def decode_plain(
     return answer
 
 
-def _accept(proposal: Proposal, logits_TV: torch.Tensor, sampling: Sampling) -> tuple[int, int]:
+def _choose(verified: Verified, sampling: Sampling) -> int:
+    """The token after the last one fed."""
+    if sampling.greedy:
+        return verified.own_ids[-1]
+    return sampling.draw(sampling.probabilities(_logits(verified)[-1:]))[0]
+
+
+def _accept(proposal: Proposal, verified: Verified, sampling: Sampling) -> tuple[int, int]:
     """How many drafted tokens stand, and the target's token after them."""
-    drafted = list(proposal.ids)
     if not sampling.greedy:
-        return reject(drafted, proposal.probs_KV, sampling.probabilities(logits_TV), sampling)
-    own = sampling.choose(logits_TV)
-    accepted = accept_length(drafted, own)
-    return accepted, own[accepted]
+        return reject(list(proposal.ids), proposal.probs_KV, sampling.probabilities(_logits(verified)), sampling)
+    accepted = accept_length(proposal.ids, verified.own_ids)
+    return accepted, verified.own_ids[accepted]
+
+
+def _gap(verified: Verified) -> float:
+    best_2 = _logits(verified)[-1].float().topk(2).values
+    return float(best_2[0] - best_2[1])
+
+
+def _logits(verified: Verified) -> torch.Tensor:
+    if verified.logits_TV is None:
+        raise EvaluateError("a target with logits", "a replayed answer", "sampling and plain decoding need it live")
+    return verified.logits_TV
 
 
 def _clip(added: list[int], room: int, stop_ids: Collection[int]) -> list[int]:

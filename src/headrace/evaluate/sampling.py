@@ -46,12 +46,6 @@ class Sampling:
         kept_NV = torch.zeros_like(probs_NV).scatter(-1, order_NV, nucleus_NV)
         return kept_NV / kept_NV.sum(-1, keepdim=True)
 
-    def choose(self, logits_NV: torch.Tensor) -> list[int]:
-        """One token for each row."""
-        if self.greedy:
-            return logits_NV.argmax(-1).tolist()
-        return self.draw(self.probabilities(logits_NV))
-
     def draw(self, probs_NV: torch.Tensor) -> list[int]:
         """One token for each row of probabilities."""
         return torch.multinomial(probs_NV, 1, generator=self.rng)[:, 0].tolist()

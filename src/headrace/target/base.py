@@ -4,7 +4,7 @@ In: token ids of samples and names of taps. Out: hidden states per sample, answe
 of one target tell apart from another's. Numbers of layers never pass this seam; an adapter converts at its edge.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -57,7 +57,19 @@ class Target(Protocol):
         ...
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, top_p: float, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int,
+        *,
+        batch_size: int = 64,
+        told: Callable[[int], None] | None = None,
     ) -> list[Generated]:
-        """Answer a batch of prompts given as ids; greedy when temperature is 0."""
+        """Answer prompts given as ids, `batch_size` at a time; greedy when temperature is 0.
+
+        Args:
+            told: called now and then with the number of tokens written since its last call.
+        """
         ...

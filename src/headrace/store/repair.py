@@ -1,0 +1,58 @@
+"""Take damaged shards out of a store and keep what is intact in them.
+
+In: a states folder that nobody writes. Out: intact records in new shards, damaged shards in `quarantine/` with their
+reason, and the rows that are to be captured again, which capture then finds missing.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.files import fsync_folder, write_json
+from headrace.store.lock import StoreLock
+from headrace.store.manifest import Manifest
+from headrace.store.mend import copy_intact, mend
+from headrace.store.shard import INDEX_DTYPE, Rows, parse_shard_name, shard_name
+from headrace.store.verify import Damage, verify
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """Rows that lost their newest record, and a sentence for each thing done."""
+
+    rows: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def repair(root: Path) -> Repaired:
+    """Verify a store under its lock and repair it.
+
+    Raises: StoreError when somebody writes to it, or its manifest is damaged.
+    """
+    Manifest.read(root)
+    lock = StoreLock(root)
+    try:
+        mended = mend(root)
+        damages = verify(root)
+        notes = list(mended.notes)
+        for number, name in enumerate(sorted({d.path for d in damages if (root / "shards" / d.path).exists()})):
+            new_name = shard_name(mended.last_generation + 1, number)
+            notes.append(_replace_shard(root, mended.rows, name, new_name, [d for d in damages if d.path == name]))
+        notes += [f"{d.path}: {d.found}" for d in damages if not (root / "quarantine" / d.path).exists()]
+        mend(root)
+        return Repaired(tuple(sorted({d.row for d in damages if d.row >= 0})), tuple(notes))
+    finally:
+        lock.release()
+
+
+def _replace_shard(root: Path, rows: Rows, name: str, new_name: str, damages: list[Damage]) -> str:
+    old, quarantine = root / "shards" / name, root / "quarantine"
+    generation, number = parse_shard_name(name) or (-1, -1)
+    mine = rows[(rows["shard_generation"] == generation) & (rows["shard_number"] == number)]
+    kept = copy_intact(old, mine[list(INDEX_DTYPE.names or ())].astype(INDEX_DTYPE), root / "shards" / new_name)
+    quarantine.mkdir(exist_ok=True)
+    write_json(quarantine / f"{name}.json", [{"offset": d.offset, "row": d.row, "found": d.found} for d in damages])
+    os.replace(old, quarantine / name)
+    fsync_folder(quarantine)
+    fsync_folder(old.parent)
+    return f"{name} is in quarantine; {kept} records in it were intact and are kept as {new_name}"

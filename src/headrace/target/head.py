@@ -1,0 +1,110 @@
+"""The target's frozen ends: embedding, head and final norm, read by key without loading the model.
+
+In: a model folder and its config. Out: tensors and the three numbers that some architectures apply around them
+(embedding scale, logit scale, soft cap), so that a drafter's logits are the target's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace.errors import TargetError
+from headrace.target.weights import Weights
+
+_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
+_HEADS = (
+    "lm_head.weight",
+    "model.lm_head.weight",
+    "language_model.lm_head.weight",
+    "model.language_model.lm_head.weight",
+)
+
+# Architectures whose ends are plain; anything else is refused by name rather than guessed.
+_PLAIN = frozenset(
+    {"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "phi3", "olmo2", "gpt_oss"}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenHead:
+    """What turns ids into a drafter's inputs, and its outputs into logits; never trained.
+
+    `embedding_VH`, `head_VH` in the target's dtype (one tensor when tied); `norm_H` the final norm's weight as stored.
+    Inputs are embedding rows times `embedding_scale`; logits are products times `logit_scale`, then, with a softcap c,
+    c * tanh(logits / c).
+    """
+
+    embedding_VH: torch.Tensor
+    head_VH: torch.Tensor
+    norm_H: torch.Tensor
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def tied(self) -> bool:
+        """Whether embedding and head are one tensor."""
+        return self.embedding_VH is self.head_VH
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "FrozenHead":
+        """The same head elsewhere, or in another dtype; a tied one stays tied."""
+        embedding = self.embedding_VH.to(device=device, dtype=dtype)
+        head = embedding if self.tied else self.head_VH.to(device=device, dtype=dtype)
+        norm = self.norm_H.to(device=device, dtype=dtype)
+        return replace(self, embedding_VH=embedding, head_VH=head, norm_H=norm)
+
+
+def load_head(folder: Path, config: Any) -> FrozenHead:
+    """Read a target's frozen ends.
+
+    Args:
+        config: the target's transformers config (`AutoConfig.from_pretrained(folder)`).
+    Raises: TargetError for an architecture whose ends are not known, a key that is missing (listing what was looked
+    for), or a head that is quantised.
+    """
+    text = config.get_text_config()
+    scales = _scales(text)
+    weights = Weights(folder)
+    embedding = weights.read([f"{prefix}embed_tokens.weight" for prefix in _PREFIXES], "embedding")
+    norm = weights.read([f"{prefix}norm.weight" for prefix in _PREFIXES], "final norm")
+    head = embedding if text.tie_word_embeddings else weights.read(_HEADS, "head")
+    expected = (text.vocab_size, text.hidden_size)
+    for name, tensor in (("embedding", embedding), ("head", head)):
+        if tuple(tensor.shape) != expected or not tensor.is_floating_point():
+            raise TargetError(
+                f"a floating-point {name} {list(expected)} as config.json says",
+                f"{list(tensor.shape)} in {tensor.dtype}",
+                "give the unquantised model's folder, of the same size",
+            )
+    return FrozenHead(embedding, head, norm, **scales)
+
+
+def _scales(config: Any) -> dict[str, float]:
+    """The numbers an architecture applies around its ends; source: the modelling code of each in transformers."""
+    kinds: dict[str, Callable[[Any], dict[str, float]]] = {
+        "gemma": _gemma,
+        "gemma2": _gemma,
+        "gemma3_text": _gemma,
+        "granite": lambda c: {"embedding_scale": c.embedding_multiplier, "logit_scale": 1 / c.logits_scaling},
+        "cohere": lambda c: {"logit_scale": c.logit_scale},
+        "cohere2": lambda c: {"logit_scale": c.logit_scale},
+    }
+    if config.model_type in kinds:
+        return kinds[config.model_type](config)
+    if config.model_type not in _PLAIN:
+        raise TargetError(
+            f"a model type whose embedding and head are known ({', '.join(sorted({*_PLAIN, *kinds}))})",
+            str(config.model_type),
+            "check how it scales embeddings and logits, then add it to target/head.py",
+        )
+    return {}
+
+
+def _gemma(config: Any) -> dict[str, float]:
+    """Gemma multiplies embeddings by sqrt(hidden), rounded to the weights' dtype; some cap their logits."""
+    scale = torch.tensor(config.hidden_size**0.5, dtype=config.dtype or torch.float32).item()
+    cap = config.final_logit_softcapping if "final_logit_softcapping" in config else None
+    return {"embedding_scale": scale} | ({} if cap is None else {"softcap": cap})

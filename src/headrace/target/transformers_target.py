@@ -1,0 +1,202 @@
+"""The built-in target: a causal language model in transformers, on the CPU or one GPU.
+
+In: a folder, a hub id or `demo`. Out: its identity, states at named taps of whole capture groups, answers by batched
+decoding, and hooks for cached decoding. No remote code is ever run; weights come from safetensors alone.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from headrace.codec.base import TORCH_DTYPES
+from headrace.config import TargetConfig
+from headrace.errors import TargetError
+from headrace.prepare.template import template_hash, tokenizer_hash
+from headrace.taps import Tap
+from headrace.target.base import Generated, TargetSpec
+from headrace.target.demo import demo_target_folder
+from headrace.target.generate import Decoding, generate, stop_ids
+from headrace.target.hooks import PassEnded, Taps, hooked
+from headrace.target.weights import weight_files, weights_hash
+
+
+class TransformersTarget:
+    """A target that transformers runs; `model` is in evaluation mode on its device."""
+
+    def __init__(
+        self, spec: TargetSpec, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+    ) -> None:
+        self.spec = spec
+        self.model = model
+        self.tokenizer = tokenizer
+        self.folder = folder
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end an answer: those of generation_config, and of the config if it has none."""
+        own = self.model.generation_config
+        return stop_ids(own.eos_token_id if own is not None else None) or stop_ids(self.model.config.eos_token_id)
+
+    @torch.inference_mode()
+    def states(
+        self, ids: Sequence[npt.NDArray[np.int32]], taps: Sequence[Tap], padded_tokens: int
+    ) -> list[torch.Tensor]:
+        """Run one capture group in one pass that stops after its last tap.
+
+        Padding lies to the right, where causal attention never looks from a real token.
+        Returns: for each sample a CPU tensor [T, L, H] in the target's dtype, taps in the order asked.
+        Raises: TargetError for a tap the model does not have, or a sample longer than `padded_tokens`.
+        """
+        if any(len(i) > padded_tokens or not len(i) for i in ids):
+            raise TargetError(
+                f"samples of 1 to {padded_tokens} tokens", str([len(i) for i in ids]), "rebuild the prepared set"
+            )
+        padded = torch.zeros(len(ids), padded_tokens, dtype=torch.long)
+        for n, own in enumerate(ids):
+            padded[n, : len(own)] = torch.from_numpy(np.array(own, dtype=np.int64))
+        with hooked(self.model, taps, stop=True) as seen:
+            with suppress(PassEnded):
+                self.model.model(input_ids=padded.to(self.model.device), use_cache=False)
+            states_BTLH = seen.take().cpu()
+        return [states_BTLH[n, : len(own)].clone() for n, own in enumerate(ids)]
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int,
+        *,
+        batch_size: int = 64,
+        told: Callable[[int], None] | None = None,
+    ) -> list[Generated]:
+        """Answer prompts given as ids, `batch_size` at a time; greedy when temperature is 0.
+
+        Args:
+            told: called now and then with the number of tokens written since its last call.
+        Raises: TargetError for an empty prompt, one too long, or blocks that see a window only.
+        """
+        decoding = Decoding(max_new_tokens, self.stop_ids, temperature, top_p, seed)
+        return generate(self.model, prompts, decoding, batch_size, told or (lambda _: None))
+
+    @contextmanager
+    def tap_states(self, taps: Sequence[Tap]) -> Iterator[Taps]:
+        """Collect states of each pass of `model` inside the context; `take()` gives [B, T, L, H] of the last one."""
+        with hooked(self.model, taps, stop=False) as seen:
+            yield seen
+
+
+def load_target(cfg: TargetConfig, folder: Path | None = None) -> TransformersTarget:
+    """Load a target.
+
+    Args:
+        folder: the model's folder, when it is known already; else found from `cfg.model`.
+    Raises: TargetError for a folder without weights, an unknown architecture, tensors that are missing, no such device.
+    """
+    folder = folder or target_folder(cfg.model)
+    weight_files(folder)
+    model = _load_model(folder, cfg)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    template = Path(cfg.chat_template).read_text(encoding="utf-8") if cfg.chat_template else tokenizer.chat_template
+    config = model.config
+    quantisation = config.quantization_config if "quantization_config" in config else None
+    spec = TargetSpec(
+        model=cfg.model,
+        architecture=type(model).__name__,
+        num_blocks=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        dtype=cfg.dtype,
+        quantisation="none" if quantisation is None else json.dumps(dict(quantisation), sort_keys=True, default=str),
+        weights_hash=weights_hash(folder),
+        tokenizer_hash=tokenizer_hash(tokenizer),
+        template_hash=template_hash(template or ""),
+        engine="transformers",
+        engine_version=f"{transformers.__version__} torch {torch.__version__}",
+    )
+    return TransformersTarget(spec, model, tokenizer, folder)
+
+
+def target_folder(model: str) -> Path:
+    """The folder of a model: the demo's cache, a local folder, or a snapshot of a hub id.
+
+    Raises: TargetError when it is none of them.
+    """
+    if model == "demo":
+        return demo_target_folder()
+    local = Path(model).expanduser()
+    if local.is_dir():
+        return local
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise TargetError("a model folder", f"no folder {model}", "check target.model")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"])
+        )
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as exc:
+        raise TargetError(
+            "demo, a local folder or a hub id that can be reached", f"{model}: {exc}", "check target.model"
+        ) from exc
+
+
+def _load_model(folder: Path, cfg: TargetConfig) -> PreTrainedModel:
+    device = _device(cfg.device)
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=TORCH_DTYPES[cfg.dtype], use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError) as exc:
+        raise TargetError(
+            f"a causal language model that transformers {transformers.__version__} knows, in {folder}",
+            str(exc),
+            "give a folder with config.json and weights, of an architecture without remote code",
+        ) from exc
+    finally:
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
+    if found["missing_keys"] or found["mismatched_keys"]:
+        missing = sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]]))
+        raise TargetError(
+            "every tensor of the model",
+            f"{len(missing)} missing or of another shape: {missing[:4]}",
+            "download the model again; transformers would fill them with random numbers",
+        )
+    _check_layout(model)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _check_layout(model: PreTrainedModel) -> None:
+    """Refuse a model whose blocks and final norm are not where Llama and Qwen3 have them."""
+    inner = model.model if hasattr(model, "model") else None
+    if inner is None or not hasattr(inner, "layers") or not hasattr(inner, "norm"):
+        raise TargetError(
+            "blocks at model.layers and the final norm at model.norm (Llama, Qwen)",
+            type(model).__name__,
+            "this architecture is not supported yet",
+        )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as exc:
+        raise TargetError("auto, cpu, cuda or cuda:N", repr(name), "check target.device") from exc
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise TargetError(f"a GPU for target.device {name}", "none that PyTorch sees", "use target.device auto or cpu")
+    return device

@@ -1,0 +1,151 @@
+"""Checkpoints: folders that are whole or absent.
+
+In: weights, optimiser moments and the place in the run. Out: `step-NNNNNNNN/` with `model.safetensors`,
+`optimizer.safetensors` and `state.json`; the links `last` and `best` name the checkpoints that count. A folder is
+written under another name, synced, renamed, and only then linked, so a crash at any moment leaves the links on whole
+checkpoints. There is no state of random numbers in it: order, anchors and rates are functions of epoch, row and step.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors.torch import load_file, save_file
+
+from headrace.errors import TrainError
+from headrace.files import fsync_folder, write_atomic
+
+FORMAT = "headrace-checkpoint-0"
+WEIGHTS = "model.safetensors"
+MOMENTS = "optimizer.safetensors"
+STATE = "state.json"
+LAST = "last"
+BEST = "best"
+_READ_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands after `step` updates, and what made it.
+
+    `epoch` and `place` are the next position to train; `num_steps` is the planned length (`planned`: it was measured
+    against a time limit and stays); `holes` maps rows to reasons; `elapsed_s` counts all starts of the run.
+    """
+
+    step: int
+    epoch: int
+    place: int
+    num_steps: int
+    planned: bool = False
+    tau: float | None = None
+    best_tau: float | None = None
+    num_tokens: int = 0
+    elapsed_s: float = 0.0
+    holes: dict[int, str] = field(default_factory=dict)
+    made_from: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; rows become strings."""
+        return {"format": FORMAT, **asdict(self), "holes": {str(row): why for row, why in self.holes.items()}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "RunState":
+        """Read what `to_json` gave. Raises: TrainError for another format."""
+        if value.get("format") != FORMAT:
+            raise TrainError(f"a checkpoint of format {FORMAT}", repr(value.get("format")), "use the headrace that wrote it")
+        fields = {k: v for k, v in value.items() if k not in ("format", "digests")}
+        fields["holes"] = {int(row): why for row, why in fields["holes"].items()}
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What one checkpoint folder holds; tensors on the CPU."""
+
+    weights: dict[str, torch.Tensor]
+    moments: dict[str, torch.Tensor]
+    state: RunState
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, best: bool) -> Path:
+    """Write a checkpoint under `folder`, make it the last one (and the best), and remove those no link names.
+
+    Returns: the checkpoint's own folder.
+    """
+    target = folder / f"step-{checkpoint.state.step:08d}"
+    if not target.exists():
+        temporary = folder / f"{target.name}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_file(checkpoint.weights, temporary / WEIGHTS)
+        save_file(checkpoint.moments, temporary / MOMENTS)
+        digests = {name: _sync_and_digest(temporary / name) for name in (WEIGHTS, MOMENTS)}
+        value = {**checkpoint.state.to_json(), "digests": digests}
+        write_atomic(temporary / STATE, json.dumps(value, indent=1) + "\n")
+        os.rename(temporary, target)
+        fsync_folder(folder)
+    for link in (LAST, BEST) if best else (LAST,):
+        _point(folder / link, target.name)
+    fsync_folder(folder)
+    remove_strays(folder)
+    return target
+
+
+def load_checkpoint(folder: Path, with_moments: bool = True) -> Checkpoint:
+    """Read one checkpoint folder (or a link to it) and check every tensor file against its digest.
+
+    Raises: TrainError when the folder is absent, incomplete or damaged.
+    """
+    hint = "take the other of last/ and best/, or train again in another run folder"
+    try:
+        value = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        names = (WEIGHTS, MOMENTS) if with_moments else (WEIGHTS,)
+        found = {name: _digest(folder / name) for name in names}
+    except (OSError, json.JSONDecodeError) as exc:
+        raise TrainError(f"a checkpoint in {folder}", str(exc), hint) from exc
+    state = RunState.from_json(value)
+    for name, digest in found.items():
+        if digest != value["digests"][name]:
+            raise TrainError(f"{folder / name} with digest {value['digests'][name]}", digest, hint)
+    return Checkpoint(load_file(folder / WEIGHTS), load_file(folder / MOMENTS) if with_moments else {}, state)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint to resume from; None when none was ever finished."""
+    link = folder / LAST
+    return link.resolve() if link.is_symlink() else None
+
+
+def remove_strays(folder: Path) -> None:
+    """Remove half-saved checkpoints, and finished ones that neither link names."""
+    kept = {(folder / link).readlink().name for link in (LAST, BEST) if (folder / link).is_symlink()}
+    for stray in folder.glob("step-*"):
+        if stray.name not in kept:
+            shutil.rmtree(stray)
+
+
+def _point(link: Path, name: str) -> None:
+    temporary = link.with_name(link.name + ".tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(name)
+    os.replace(temporary, link)
+
+
+def _sync_and_digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    return _digest(path)
+
+
+def _digest(path: Path) -> str:
+    hasher = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            hasher.update(chunk)
+    return str(hasher.hexdigest())

@@ -1,0 +1,60 @@
+"""What a run measured, for people and programs.
+
+In: one mapping of figures a step. Out: a line of `metrics.jsonl` each (docs/results.md names the keys), and the same
+figures as TensorBoard events. A resumed run first takes back the lines of steps that its checkpoint has not seen.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.files import write_atomic
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+Figure = float | int | None
+
+
+class MetricsLog:
+    """Appends figures; use as a context manager."""
+
+    def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
+        """Args: step: updates the run starts from; lines after it are taken back."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "metrics.jsonl"
+        _take_back(path, step)
+        self._lines = open(path, "a", encoding="utf-8")
+        self._events: SummaryWriter | None = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def write(self, step: int, **figures: Figure) -> None:
+        """Add one line; figures that are None are left out."""
+        present = {name: value for name, value in figures.items() if value is not None}
+        self._lines.write(json.dumps({"step": step, **present}) + "\n")
+        self._lines.flush()
+        if self._events is not None:
+            for name, value in present.items():
+                self._events.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush and close both files."""
+        self._lines.close()
+        if self._events is not None:
+            self._events.close()
+
+    def __enter__(self) -> "MetricsLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _take_back(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    whole = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    write_atomic(path, "".join(line for line in whole if json.loads(line)["step"] <= step))
