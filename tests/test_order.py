@@ -1,3 +1,5 @@
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -133,7 +135,7 @@ def test_the_cuts_into_steps_do_not_depend_on_the_number_of_ranks(lengths, budge
     epochs = []
     for num_ranks in range(1, 9):
         steps = global_steps(order, lengths, budget)
-        epochs.append([sorted(sum(split_over_ranks(s, order, lengths, num_ranks), [])) for s in steps])
+        epochs.append([sorted(chain(*split_over_ranks(s, order, lengths, num_ranks))) for s in steps])
     assert all(epoch == epochs[0] for epoch in epochs)
 
 

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -87,7 +89,7 @@ def test_a_token_of_the_27b_target_leaves_163_tokens_a_segment() -> None:
 def test_a_record_joins_what_its_spans_cut(tokens, cuts: list[int]) -> None:
     s = sample(tokens, row=7)
     edges = sorted({0, s.num_tokens, *(c for c in cuts if c < s.num_tokens)})
-    spans = list(zip(edges[:-1], edges[1:], strict=True)) or [(0, 0)]
+    spans = list(pairwise(edges)) or [(0, 0)]
     record = make_record(s, spans, [bytes(b - a) for a, b in spans], generation=2)
     assert (record.row, record.id, record.generation) == (7, s.id, 2)
     assert np.array_equal(record.input_ids, s.input_ids)

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -85,3 +86,16 @@ def test_a_rewritten_journal_holds_only_the_new_rows(tmp_path: Path) -> None:
     rewrite_journal(path, read_journal(path)[1:])
     append_journal(path, rows(9))
     assert read_journal(path)["row"].tolist() == [2, 3, 9]
+
+
+def test_a_rewrite_that_fails_leaves_the_old_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "j"
+    append_journal(path, rows(1, 2))
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        rewrite_journal(path, rows(9))
+    assert read_journal(path)["row"].tolist() == [1, 2]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import StoreError
+from headrace.store import journal
 from headrace.store import reader as reader_module
 from headrace.store.reader import StoreReader
 from headrace.store.shard import read_trailer, shard_name
@@ -145,3 +146,16 @@ def test_an_open_store_without_a_sealed_shard_reads_as_empty(tmp_path: Path) -> 
     reader = StoreReader(tmp_path)
     assert (reader.num_records, reader.num_tokens, reader.stored_bytes) == (0, 0, 0)
     writer.close()
+
+
+def test_an_index_that_names_another_record_is_noticed(make_store) -> None:
+    root = make_store(4)
+    path = root / journal.FILE_NAME
+    rows = journal.read_journal(path)
+    wrong = rows.copy()
+    for place in ("offset", "length", "digest"):  # row 1 is made to lie where row 2 lies, digest and all
+        wrong[place][rows["row"] == 1] = rows[place][rows["row"] == 2]
+    shards = (int(rows["shard_generation"][0]), int(rows[rows["row"] == 2]["shard_number"][0]))
+    journal.rewrite_journal(path, journal.journal_rows(wrong, *shards))
+    with pytest.raises(StoreError, match="another segment"):
+        StoreReader(root).read(1, fake_sample(1).id)

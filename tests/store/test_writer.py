@@ -208,7 +208,7 @@ def test_an_error_in_the_caller_still_seals_what_was_added(tmp_path: Path) -> No
     assert StoreReader(tmp_path).rows.tolist() == [0]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), shard_bytes=st.integers(1, 12_000), openings=st.integers(1, 3))
 def test_whatever_is_added_in_whatever_order_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, seed: int, shard_bytes: int, openings: int

@@ -83,7 +83,8 @@ def _identity(cfg: RunFile, prompts: PreparedSet, target: Target) -> dict[str, A
     kept = ("architecture", "dtype", "quantisation", "weights_hash", "tokenizer_hash")
     # batch_size belongs here: which prompts share a batch moves the last bits of bfloat16 logits
     how = cfg.regenerate.model_dump(exclude={"enabled", "drop_cut"})
-    return {"prompts": prompts.fingerprint, "target": {k: spec[k] for k in kept}, "regenerate": how}
+    settings = {f"regenerate.{key}": value for key, value in how.items()}
+    return {"prompts": prompts.fingerprint, **{f"target {k}": spec[k] for k in kept}, **settings}
 
 
 def _open_answers(path: Path) -> set[int]:

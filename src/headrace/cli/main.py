@@ -115,7 +115,7 @@ def show(
     def work(one: stages.Run) -> dict[str, Any]:
         from headrace.prepare.show import show_row
 
-        Console().print(show_row(one.cfg, one.folder, row), soft_wrap=True)
+        Console().print(show_row(one.folder.prepared, one.model_folder(), row), soft_wrap=True)
         return {}
 
     _do(work, file, set_, False)

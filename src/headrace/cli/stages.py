@@ -40,6 +40,12 @@ class Run:
             self._target = load_target(self.cfg.target.model_copy(update={"dtype": wanted}))
         return self._target
 
+    def model_folder(self) -> Path:
+        """Where the target's files lie; the built-in target is made on first use."""
+        from headrace.target.transformers_target import target_folder
+
+        return target_folder(self.cfg.target.model)
+
     def release_target(self) -> None:
         """Drop the target from memory; training needs only its embedding and head."""
         self._target = None
@@ -63,9 +69,9 @@ def prepare(run: Run) -> Summary:
 
     if run.cfg.regenerate.enabled:
         with run.timed("prepare", run.folder.prompts):
-            return build_prompts(run.cfg, run.folder, run.progress)
+            return build_prompts(run.cfg, run.folder, run.model_folder(), run.progress)
     with run.timed("prepare", run.folder.prepared):
-        return build_prepared(run.cfg, run.folder, run.progress)
+        return build_prepared(run.cfg, run.folder, run.model_folder(), run.progress)
 
 
 def regenerate(run: Run) -> Summary:
@@ -79,7 +85,9 @@ def regenerate(run: Run) -> Summary:
     with run.timed("regenerate", run.folder.answers):
         answers = answer(run.cfg, run.folder, run.target(), run.progress)
     with run.timed("prepare answers", run.folder.prepared):
-        return {"answers": answers, "prepared": build_prepared(run.cfg, run.folder, run.progress)}
+        path = run.folder.answers / "answers.jsonl"
+        prepared = build_prepared(run.cfg, run.folder, run.model_folder(), run.progress, answers=path)
+        return {"answers": answers, "prepared": prepared}
 
 
 def capture(run: Run) -> Summary:

@@ -25,7 +25,8 @@ class Rows:
         check_full_attention(config)
         heads, dim = config.num_key_value_heads, model.model.layers[0].self_attn.head_dim
         shape = (config.num_hidden_layers, 2, num_rows, heads, num_tokens, dim)
-        self._kv = torch.empty(shape, dtype=model.dtype, device=model.device)
+        # zeros, not whatever memory held: places beyond a row's length weigh nothing, but nothing times NaN is NaN
+        self._kv = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self._filling: Sequence[int] = ()
         self._lengths = torch.zeros(num_rows, dtype=torch.long, device=model.device)
         self._numbers = torch.arange(num_rows, device=model.device)

@@ -104,7 +104,7 @@ def load_target(cfg: TargetConfig, folder: Path | None = None) -> TransformersTa
     folder = folder or target_folder(cfg.model)
     weight_files(folder)
     model = _load_model(folder, cfg)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = _load_tokenizer(folder)
     template = Path(cfg.chat_template).read_text(encoding="utf-8") if cfg.chat_template else tokenizer.chat_template
     config = model.config
     quantisation = config.quantization_config if "quantization_config" in config else None
@@ -177,6 +177,14 @@ def _load_model(folder: Path, cfg: TargetConfig) -> PreTrainedModel:
         )
     _check_layout(model)
     return model.to(device).eval().requires_grad_(False)
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as exc:
+        raise TargetError(f"a tokenizer in {folder}", str(exc), "copy the model's tokenizer files beside it") from exc
+    return tokenizer
 
 
 def _check_layout(model: PreTrainedModel) -> None:

@@ -84,7 +84,7 @@ class Weights:
         key = self.find(candidates)
         if key is None:
             last = candidates[0].split(".")[-2]
-            alike = [k for k in sorted(self._where) if last in k][:5]
+            alike = [k for k in sorted(self._where, key=lambda k: (len(k), k)) if last in k][:5]
             raise TargetError(
                 f"the {what} in {self.folder} under one of {', '.join(candidates)}",
                 f"{', '.join(alike) or 'nothing alike'} among {len(self._where)} tensors",

@@ -1,0 +1,166 @@
+"""The prepared set: ids, masks and lengths of every sample, known before any state exists.
+
+In: samples with their content-derived ids. Out: a folder with `samples.arrow` (Arrow IPC file, memory-mapped, ROWS rows
+a batch) and `manifest.json`, whole or absent: the manifest is written last. Needs no torch and no tokenizer to read.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.errors import PrepareError
+from headrace.files import fsync_folder, write_json
+from headrace.record import Sample
+
+FORMAT = "headrace-prepared"
+VERSION = 0
+ROWS = 1024  # rows of one batch; a row is found by division
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.binary(16), nullable=False),
+        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.uint8()), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("heldout", pa.bool_(), nullable=False),
+        pa.field("num_tokens", pa.int32(), nullable=False),
+        pa.field("prompt_tokens", pa.int32(), nullable=False),
+        pa.field("trained_tokens", pa.int32(), nullable=False),
+        pa.field("messages", pa.string(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A sample on its way into a prepared set; its row is given when it is written."""
+
+    id: bytes
+    input_ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.uint8]
+    source: str
+    heldout: bool
+    messages: str = ""
+
+
+class PreparedSet:
+    """A prepared set opened for reading; lengths are in memory, ids and masks are mapped."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], reader: pa.ipc.RecordBatchFileReader) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.fingerprint: str = manifest["fingerprint"]
+        self._reader = reader
+        self.lengths: npt.NDArray[np.int64] = self._column("num_tokens").astype(np.int64)
+        self.prompt_tokens: npt.NDArray[np.int64] = self._column("prompt_tokens").astype(np.int64)
+        self.trained_tokens: npt.NDArray[np.int64] = self._column("trained_tokens").astype(np.int64)
+        self.heldout: npt.NDArray[np.bool_] = self._column("heldout").astype(bool)
+
+    @classmethod
+    def open(cls, folder: Path) -> "PreparedSet":
+        """Open a folder that `write_prepared` made. Raises: PrepareError when it is absent, unfinished or of another version."""
+        path = folder / "manifest.json"
+        if not path.exists():
+            raise PrepareError("a prepared set", f"no {path}", "run `headrace prepare` (and `headrace regenerate`) first")
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
+            raise PrepareError(f"{FORMAT} version {VERSION}", f"{manifest.get('format')} {manifest.get('version')}", "prepare again")
+        try:
+            reader = pa.ipc.open_file(pa.memory_map(str(folder / "samples.arrow")))
+        except (OSError, pa.ArrowInvalid) as exc:
+            raise PrepareError("samples.arrow beside the manifest", f"{folder}: {exc}", "prepare again") from exc
+        opened = cls(folder, manifest, reader)
+        if opened.num_samples != manifest["num_samples"]:
+            raise PrepareError(f"{manifest['num_samples']} samples", str(opened.num_samples), "prepare again")
+        return opened
+
+    @property
+    def num_samples(self) -> int:
+        """N, held-out samples included."""
+        return len(self.lengths)
+
+    def sample(self, row: int) -> Sample:
+        """One sample by its row. Raises: IndexError beyond the set."""
+        batch, place = self._place(row)
+        return Sample(
+            row=row,
+            id=batch.column("id")[place].as_py(),
+            input_ids=batch.column("input_ids")[place].values.to_numpy(),
+            loss_mask=batch.column("loss_mask")[place].values.to_numpy(),
+            source=batch.column("source")[place].as_py(),
+            heldout=bool(self.heldout[row]),
+        )
+
+    def sample_id(self, row: int) -> bytes:
+        """The content-derived id of a row."""
+        batch, place = self._place(row)
+        found: bytes = batch.column("id")[place].as_py()
+        return found
+
+    def messages(self, row: int) -> list[dict[str, Any]]:
+        """The chat a row was made from; empty for sets made from ids."""
+        batch, place = self._place(row)
+        text = batch.column("messages")[place].as_py()
+        return json.loads(text) if text else []
+
+    def _place(self, row: int) -> tuple[pa.RecordBatch, int]:
+        if not 0 <= row < self.num_samples:
+            raise IndexError(f"row {row} of {self.num_samples}")
+        return self._reader.get_batch(row // ROWS), row % ROWS
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        batches = [self._reader.get_batch(i).column(name) for i in range(self._reader.num_record_batches)]
+        return np.concatenate([b.to_numpy(zero_copy_only=False) for b in batches]) if batches else np.zeros(0)
+
+
+def write_prepared(folder: Path, drafts: Iterable[Draft], manifest: Mapping[str, Any]) -> int:
+    """Write a prepared set; `manifest.json` last, so that a folder with one is whole.
+
+    Args: manifest: everything but format, version, num_samples and num_heldout.
+    Returns: number of samples written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / "samples.arrow.tmp"
+    num_samples = num_heldout = 0
+    with pa.OSFile(str(temporary), "wb") as out, pa.ipc.new_file(out, SCHEMA) as writer:
+        pending: list[Draft] = []
+        for draft in drafts:
+            pending.append(draft)
+            num_heldout += draft.heldout
+            if len(pending) == ROWS:
+                writer.write_batch(_batch(pending))
+                num_samples += len(pending)
+                pending = []
+        if pending:
+            writer.write_batch(_batch(pending))
+            num_samples += len(pending)
+    temporary.replace(folder / "samples.arrow")
+    fsync_folder(folder)
+    head = {"format": FORMAT, "version": VERSION, "num_samples": num_samples, "num_heldout": num_heldout}
+    write_json(folder / "manifest.json", {**head, **manifest})
+    return num_samples
+
+
+def _batch(drafts: list[Draft]) -> pa.RecordBatch:
+    trained = [int(d.loss_mask.sum()) for d in drafts]
+    prompt = [int(np.argmax(d.loss_mask)) if t else len(d.loss_mask) for d, t in zip(drafts, trained, strict=True)]
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([d.id for d in drafts], pa.binary(16)),
+            pa.array([d.input_ids for d in drafts], pa.list_(pa.int32())),
+            pa.array([d.loss_mask for d in drafts], pa.list_(pa.uint8())),
+            pa.array([d.source for d in drafts], pa.string()),
+            pa.array([d.heldout for d in drafts], pa.bool_()),
+            pa.array([len(d.input_ids) for d in drafts], pa.int32()),
+            pa.array(prompt, pa.int32()),
+            pa.array(trained, pa.int32()),
+            pa.array([d.messages for d in drafts], pa.string()),
+        ],
+        schema=SCHEMA,
+    )

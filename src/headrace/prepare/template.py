@@ -1,0 +1,95 @@
+"""Chats as the target was served them: a tokenizer, a template, and hashes of both.
+
+In: messages. Out: token ids, always rendered as whole conversations, since templates need their context. The hashes
+go into fingerprints, so that another tokenizer or template never meets old output.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from headrace.errors import PrepareError
+from headrace.record import digest
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Hash the vocabulary with its ids and the added tokens: 32 hexadecimal digits."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+    added = sorted((i, str(t)) for i, t in tokenizer.added_tokens_decoder.items())
+    return digest(json.dumps([vocabulary, added], ensure_ascii=False).encode()).hex()
+
+
+def template_hash(template: str) -> str:
+    """Hash a template's text: 32 hexadecimal digits."""
+    return digest(template.encode()).hex()
+
+
+def load_tokenizer(model: Path | str) -> Any:
+    """Load a tokenizer from a model folder; remote code is never run.
+
+    Raises: PrepareError when there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as exc:
+        raise PrepareError(f"a tokenizer in {model}", str(exc).splitlines()[0], "check target.model") from exc
+
+
+class ChatTemplate:
+    """A tokenizer with the template and arguments that a run uses."""
+
+    def __init__(self, tokenizer: Any, text: str | None = None, args: Mapping[str, Any] | None = None) -> None:
+        """Args: text: replaces the tokenizer's own template. Raises: PrepareError when there is neither."""
+        self.tokenizer = tokenizer
+        self.text: str = text or tokenizer.chat_template or ""
+        self.args = dict(args or {})
+        if not self.text:
+            raise PrepareError("a chat template", "a tokenizer without one", "set target.chat_template")
+
+    @classmethod
+    def of(cls, model: Path | str, template: str | None, args: Mapping[str, Any]) -> "ChatTemplate":
+        """Load the tokenizer of a model, and a template file if one is named. Raises: PrepareError for either."""
+        text = None
+        if template is not None:
+            try:
+                text = Path(template).read_text(encoding="utf-8")
+            except OSError as exc:
+                raise PrepareError("a template file", str(exc), "check target.chat_template") from exc
+        return cls(load_tokenizer(model), text, args)
+
+    @property
+    def hash(self) -> str:
+        """Hash of the template's text."""
+        return template_hash(self.text)
+
+    def ids(self, messages: Messages, prompt: bool) -> list[int]:
+        """Token ids of a whole conversation; with `prompt`, up to where the target begins to write.
+
+        Raises: PrepareError when the template refuses the chat.
+        """
+        try:
+            encoded = self.tokenizer.apply_chat_template(
+                [dict(m) for m in messages],
+                chat_template=self.text,
+                add_generation_prompt=prompt,
+                tokenize=True,
+                return_dict=True,
+                **self.args,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as exc:
+            roles = [m["role"] for m in messages]
+            raise PrepareError(f"a chat that the template renders (roles {roles})", str(exc), "change the chat") from exc
+        return [int(i) for i in encoded["input_ids"]]
+
+    def end_ids(self) -> frozenset[int]:
+        """Ids that may end a turn: EOS and the special tokens, for text never contains them."""
+        special = {int(i) for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        eos = self.tokenizer.eos_token_id
+        return frozenset(special | ({int(eos)} if eos is not None else set()))

@@ -1,0 +1,247 @@
+"""Global steps of a run, read and decoded ahead.
+
+In: a prepared set, an order and a source of records. Out: for each global step from any position on, its samples with
+features and anchors, cut into micro-batches. A thread decodes at most `read_ahead` samples ahead; the time a step waits
+for it is measured. Holes are left out and counted; held-out rows have no position, so they are never asked for.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.codec.base import Codec
+from headrace.config import OrderConfig, TrainConfig
+from headrace.drafter.anchors import anchor_rng, draw_anchors
+from headrace.errors import TrainError
+from headrace.order import epoch_order, global_steps, micro_batches
+from headrace.prepare.prepared import PreparedSet
+from headrace.record import Record, Sample
+from headrace.source import Hole, Position, Source
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainSample:
+    """A sample with its features [T, F] ([T, 0] for the floor) and the anchors int64 [A] of this visit."""
+
+    sample: Sample
+    features_TF: torch.Tensor
+    anchors_A: Ints
+
+    @property
+    def name(self) -> str:
+        """How errors name it."""
+        return name_of(self.sample.row, self.sample.id)
+
+
+def name_of(row: int, sample_id: bytes) -> str:
+    """A sample as people and programs find it again."""
+    return f"row {row} (id {sample_id.hex()})"
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One global step: positions [start, end) of an epoch, its samples in micro-batches, holes left out."""
+
+    epoch: int
+    start: int
+    end: int
+    micro: list[list[TrainSample]]
+    holes: list[Hole] = field(default_factory=list)
+    waited_s: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its samples."""
+        return sum(s.sample.num_tokens for batch in self.micro for s in batch)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which positions make which step: the same in every process and after every restart."""
+
+    lengths: Ints
+    eligible: npt.NDArray[np.bool_]
+    order: OrderConfig
+    step_tokens: int
+    epochs: int
+
+    def rows(self, epoch: int) -> Ints:
+        """The row at each position of an epoch."""
+        return epoch_order(self.eligible, self.order.window_samples, self.order.seed, epoch)
+
+    def steps(self, epoch: int) -> list[tuple[int, int]]:
+        """The steps [start, end) of an epoch."""
+        return global_steps(self.rows(epoch), self.lengths, self.step_tokens)
+
+    def num_steps(self) -> int:
+        """Steps of all epochs."""
+        return sum(len(self.steps(epoch)) for epoch in range(self.epochs))
+
+    def after(self, epoch: int, end: int) -> tuple[int, int]:
+        """The position that follows `end`: it, or the first of the next epoch."""
+        return (epoch, end) if end < int(self.eligible.sum()) else (epoch + 1, 0)
+
+
+def plan_steps(prepared: PreparedSet, order: OrderConfig, cfg: TrainConfig) -> Plan:
+    """Plan the steps over every row that is not held out.
+
+    Raises: TrainError when no row is left to train on.
+    """
+    eligible = ~np.asarray(prepared.heldout, dtype=bool)
+    if not eligible.any():
+        raise TrainError("samples to train on", "every row is held out", "lower prepare.heldout_fraction or add chats")
+    lengths = np.asarray(prepared.lengths, dtype=np.int64)
+    return Plan(lengths, eligible, order, cfg.step_tokens, cfg.epochs)
+
+
+class Reader:
+    """Samples with their features, by position; without a source, samples alone (the floor reads no state)."""
+
+    def __init__(self, prepared: PreparedSet, source: Source | None, codec: Codec | None) -> None:
+        self._prepared = prepared
+        self._source = source
+        self._codec = codec
+
+    def read(self, positions: Iterable[Position]) -> Iterator[tuple[Sample, torch.Tensor] | Hole]:
+        """Yield one item for each position, in order.
+
+        Raises: TrainError for a record of another sample, or with a feature that is not finite.
+        """
+        if self._source is None or self._codec is None:
+            for position in positions:
+                sample = self._prepared.sample(position.row)
+                yield sample, torch.zeros(sample.num_tokens, 0)
+            return
+        for item in self._source.records(positions):
+            if isinstance(item, Hole):
+                yield item
+            else:
+                sample = self._prepared.sample(item.row)
+                yield sample, decode_features(item, sample, self._codec)
+
+
+def decode_features(record: Record, sample: Sample, codec: Codec) -> torch.Tensor:
+    """Decode a record to features [T, F] and check them.
+
+    Raises: TrainError naming the sample when ids differ from the prepared set's or a feature is not finite.
+    """
+    name = name_of(sample.row, sample.id)
+    if record.id != sample.id or not np.array_equal(record.input_ids, sample.input_ids):
+        raise TrainError(
+            f"the states of {name}", f"a record of {name_of(record.row, record.id)}", "capture this prepared set again"
+        )
+    features_TF = torch.cat([codec.features(s.payload, s.num_tokens) for s in record.segments])
+    finite_T = torch.isfinite(features_TF).all(dim=-1)
+    if not bool(finite_T.all()):
+        token = int((~finite_T).nonzero()[0])
+        raise TrainError(
+            f"finite features in {name}",
+            f"NaN or infinity at token {token} of {len(features_TF)}",
+            "remove the states folder's record and capture it again",
+        )
+    return features_TF
+
+
+def training_steps(
+    plan: Plan, reader: Reader, prepared: PreparedSet, cfg: TrainConfig, start: tuple[int, int], known_holes: set[int]
+) -> Iterator[Step]:
+    """Yield the steps from position `start` = (epoch, place) to the end of the last epoch.
+
+    Args:
+        known_holes: rows declared holes before; they are not asked for again.
+    """
+    for epoch in range(start[0], plan.epochs):
+        rows = plan.rows(epoch)
+        first = start[1] if epoch == start[0] else 0
+        steps = [(a, b) for a, b in plan.steps(epoch) if a >= first]
+        wanted = (
+            Position(epoch, place, int(rows[place]), prepared.sample_id(int(rows[place])))
+            for a, b in steps
+            for place in range(a, b)
+            if int(rows[place]) not in known_holes
+        )
+        with closing(read_ahead(reader.read(wanted), cfg.read_ahead)) as items:
+            for a, b in steps:
+                yield _gather(plan, cfg, epoch, (a, b), rows, known_holes, items)
+
+
+def _gather(
+    plan: Plan,
+    cfg: TrainConfig,
+    epoch: int,
+    step: tuple[int, int],
+    rows: Ints,
+    known_holes: set[int],
+    items: Iterator[tuple[Sample, torch.Tensor] | Hole],
+) -> Step:
+    """Take one step's samples from the reader and cut them into micro-batches by their known lengths."""
+    began = time.monotonic()
+    samples: dict[int, TrainSample] = {}
+    holes: list[Hole] = []
+    for place in range(*step):
+        row = int(rows[place])
+        if row in known_holes:
+            continue
+        item = next(items)
+        if isinstance(item, Hole):
+            holes.append(item)
+            continue
+        sample, features_TF = item
+        anchors_A = draw_anchors(sample.loss_mask, cfg.anchors, anchor_rng(cfg.seed, epoch, row))
+        if len(anchors_A):
+            samples[place] = TrainSample(sample, features_TF, anchors_A)
+    waited_s = time.monotonic() - began
+    cuts = micro_batches(range(*step), rows, plan.lengths, cfg.micro_tokens)
+    micro = [[samples[place] for place in cut if place in samples] for cut in cuts]
+    return Step(epoch, step[0], step[1], [batch for batch in micro if batch], holes, waited_s)
+
+
+class _End:
+    """Last item of a queue: the iterator is exhausted, or has failed."""
+
+
+def read_ahead[Item](items: Iterator[Item], depth: int) -> Iterator[Item]:
+    """Run an iterator in a thread, at most `depth` items ahead; its error is raised here, in its place.
+
+    Closing the generator stops the thread.
+    """
+    ready: queue.Queue[Item | _End] = queue.Queue(depth)
+    stopped = threading.Event()
+    with ThreadPoolExecutor(1, thread_name_prefix="headrace-decode") as pool:
+        filling = pool.submit(_fill, items, ready, stopped)
+        try:
+            while not isinstance(item := ready.get(), _End):
+                yield item
+            filling.result()
+        finally:
+            stopped.set()
+
+
+def _fill[Item](items: Iterator[Item], ready: "queue.Queue[Item | _End]", stopped: threading.Event) -> None:
+    try:
+        for item in items:
+            if not _put(ready, item, stopped):
+                return
+    finally:
+        _put(ready, _End(), stopped)
+
+
+def _put[Item](ready: "queue.Queue[Item | _End]", item: Item | _End, stopped: threading.Event) -> bool:
+    """Wait for room, but not for a reader that has gone; say whether the item was taken."""
+    while not stopped.is_set():
+        try:
+            ready.put(item, timeout=0.05)
+        except queue.Full:
+            continue
+        return True
+    return False
