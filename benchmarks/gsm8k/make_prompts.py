@@ -1,8 +1,8 @@
 """Turn GSM8K's files into chats that headrace reads.
 
-In: GSM8K's train.jsonl and test.jsonl (rows with `question`), MIT licence, from https://github.com/openai/grade-school-math.
-Out: two JSONL files with one user turn a row: `train.jsonl` (all questions, in file order) and `test.jsonl` (100 of them,
-evenly spaced). Test questions are for evaluation alone.
+In: GSM8K's train.jsonl and test.jsonl (rows with `question`; MIT licence), published as
+https://github.com/openai/grade-school-math. Out: two JSONL files with one user turn a row: `train.jsonl` (all
+questions, in file order) and `test.jsonl` (100 of them, evenly spaced), for evaluation alone.
 
 usage: make_prompts.py GSM8K_FOLDER OUT_FOLDER
 """

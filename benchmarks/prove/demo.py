@@ -33,7 +33,9 @@ def main(folder: Path, fresh_target: bool) -> None:
     claims.add("headrace run examples/demo.yaml ends well", "exit 0", f"exit {done.returncode}", done.returncode == 0)
     if done.returncode != 0:
         claims.close()
-    claims.add("wall time on this machine", f"at most {MINUTES} min", f"{seconds / 60:.1f} min", seconds <= MINUTES * 60)
+    claims.add(
+        "wall time on this machine", f"at most {MINUTES} min", f"{seconds / 60:.1f} min", seconds <= MINUTES * 60
+    )
     results = json.loads((folder / "results.json").read_text())
     claims.add("held-out τ", "at least 1.6", f"{results['tau']:.3f} {results['tau_interval']}", results["tau"] >= 1.6)
     for name in ("no_features", "prompt_lookup"):

@@ -88,7 +88,9 @@ class DrafterConfig(Strict):
 
     num_layers: int = Field(2, ge=1, description="decoder layers")
     block_size: int = Field(8, ge=2, description="tokens of a block, the anchor included")
-    mask_token_id: int | None = Field(None, ge=0, description="explicit mask token; none means the target's own, if any")
+    mask_token_id: int | None = Field(
+        None, ge=0, description="explicit mask token; none means the target's own, if any"
+    )
     intermediate_size: int | None = Field(None, ge=1, description="MLP width; none means the target's")
     num_heads: int | None = Field(None, ge=1, description="none means the target's")
     num_kv_heads: int | None = Field(None, ge=1, description="none means the target's")
@@ -214,7 +216,9 @@ def load_run_file(path: Path | None, flags: Sequence[str] = ()) -> Resolved:
         except yaml.YAMLError as exc:
             raise ConfigError("YAML", f"{path}: {exc}", "mend the line it names") from exc
         if loaded is not None and not isinstance(loaded, dict):
-            raise ConfigError("sections and settings", f"{path} holds a {type(loaded).__name__}", "see docs/run-file.md")
+            raise ConfigError(
+                "sections and settings", f"{path} holds a {type(loaded).__name__}", "see docs/run-file.md"
+            )
         tree = loaded or {}
     from_file = {p for p, _ in leaves(tree)}
     from_flag = set()
@@ -223,7 +227,9 @@ def load_run_file(path: Path | None, flags: Sequence[str] = ()) -> Resolved:
     try:
         run = RunFile.model_validate(tree)
     except ValidationError as exc:
-        raise ConfigError("settings that headrace knows", _explain(exc), "docs/run-file.md lists every setting") from exc
+        raise ConfigError(
+            "settings that headrace knows", _explain(exc), "docs/run-file.md lists every setting"
+        ) from exc
     # A flag may reach inside a free-form setting: prepare.template_args.enable_thinking=false.
     by_flag = {p for p, _ in leaves(run.model_dump()) if any(f == p or f.startswith(p + ".") for f in from_flag)}
     origins = {

@@ -1,6 +1,6 @@
 """Progress of long work, told by rooms and shown by whoever runs them.
 
-In: how much is done, of how much, and a few figures. Out: nothing here; `cli` draws it, tests and libraries stay silent.
+In: how much is done, of how much, and a few figures. Out: nothing here: `cli` draws it, tests and libraries are silent.
 """
 
 from typing import Protocol

@@ -68,10 +68,12 @@ class Sample:
 
     @property
     def num_tokens(self) -> int:
+        """T."""
         return len(self.input_ids)
 
     @property
     def num_trained(self) -> int:
+        """Tokens that the target generated."""
         return int(self.loss_mask.sum())
 
 
@@ -91,6 +93,7 @@ class Segment:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of the span."""
         return len(self.input_ids)
 
 
@@ -102,26 +105,32 @@ class Record:
 
     @property
     def row(self) -> int:
+        """Row of the sample in the prepared set."""
         return self.segments[0].row
 
     @property
     def id(self) -> bytes:
+        """Content-derived id of the sample."""
         return self.segments[0].id
 
     @property
     def generation(self) -> int:
+        """Generation of the writer; the highest valid one wins."""
         return self.segments[0].generation
 
     @property
     def input_ids(self) -> npt.NDArray[np.int32]:
+        """int32 [T]."""
         return np.concatenate([s.input_ids for s in self.segments])
 
     @property
     def loss_mask(self) -> npt.NDArray[np.uint8]:
+        """uint8 [T]."""
         return np.concatenate([s.loss_mask for s in self.segments])
 
     @property
     def num_tokens(self) -> int:
+        """T, over all segments."""
         return sum(s.num_tokens for s in self.segments)
 
     @property

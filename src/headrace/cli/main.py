@@ -28,18 +28,24 @@ app = typer.Typer(
 )
 _stderr = Console(stderr=True)
 
-File = Annotated[Path | None, typer.Argument(help="run file (YAML); none means the demo's defaults", metavar="[RUN.yaml]")]
+File = Annotated[
+    Path | None, typer.Argument(help="run file (YAML); none means the demo's defaults", metavar="[RUN.yaml]")
+]
 Set = Annotated[list[str] | None, typer.Option("--set", help="section.key=value, beats the file; may be repeated")]
 Json = Annotated[bool, typer.Option("--json", help="print the summary as JSON on stdout")]
 
 
-def _do(work: Callable[[stages.Run], dict[str, Any]], file: Path | None, flags: list[str] | None, as_json: bool) -> None:
+def _do(
+    work: Callable[[stages.Run], dict[str, Any]], file: Path | None, flags: list[str] | None, as_json: bool
+) -> None:
     progress = Terminal(_stderr)
     try:
         summary = work(stages.Run(load_run_file(file, flags or ()), progress))
     except HeadraceError as exc:
         progress.end()
-        _stderr.print(f"headrace: {type(exc).__name__}: {exc}", style="red", markup=False, highlight=False, soft_wrap=True)
+        _stderr.print(
+            f"headrace: {type(exc).__name__}: {exc}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
         raise typer.Exit(exc.exit_code) from exc
     except KeyboardInterrupt as exc:
         progress.end()
@@ -137,7 +143,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="log what happens inside")] = False,
 ) -> None:
     """Set up logging for every command."""

@@ -53,7 +53,11 @@ class Terminal:
             self._told = time.monotonic()
             left = self._seconds_left(done)
             tail = "" if left is None else f"  about {left:.0f} s left"
-            self._console.print(f"{self._what}: {done:,}/{self._total or '?'} {self._unit}  {text}{tail}", highlight=False, soft_wrap=True)
+            self._console.print(
+                f"{self._what}: {done:,}/{self._total or '?'} {self._unit}  {text}{tail}",
+                highlight=False,
+                soft_wrap=True,
+            )
 
     def end(self) -> None:
         """Remove the bar."""

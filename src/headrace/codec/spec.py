@@ -26,7 +26,8 @@ class CodecSpec:
     def bytes_per_token(self) -> float:
         """Payload bytes of one token. Raises: CodecError for a codec this version does not know."""
         if self.name != "raw" or self.dtype not in DTYPE_BYTES:
-            raise CodecError("codec raw in bfloat16, float16 or float32", f"{self.name} in {self.dtype}", "upgrade headrace")
+            found = f"{self.name} in {self.dtype}"
+            raise CodecError("codec raw in bfloat16, float16 or float32", found, "upgrade headrace")
         return float(self.num_taps * self.hidden_size * DTYPE_BYTES[self.dtype])
 
     def to_json(self) -> dict[str, Any]:

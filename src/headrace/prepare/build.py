@@ -87,7 +87,13 @@ def build_prepared(
     template = ChatTemplate.of(model, cfg.target.chat_template, cfg.prepare.template_args)
     if answers is None:
         return _build(
-            cfg, folder.prepared, "prepare", template, _data(cfg.prepare), lambda t: _from_chats(cfg, template, t), progress
+            cfg,
+            folder.prepared,
+            "prepare",
+            template,
+            _data(cfg.prepare),
+            lambda t: _from_chats(cfg, template, t),
+            progress,
         )
     if not answers.exists():
         raise PrepareError("the target's answers", f"no {answers}", "run `headrace regenerate` first")
@@ -231,7 +237,9 @@ def _tell(name: str, summary: Mapping[str, Any], progress: Progress) -> None:
 
 def _data(cfg: PrepareConfig) -> dict[str, Any]:
     """Content of the data, by name: a file that changed makes another set."""
-    names = {f"{kind}:{name}": name for kind, names in (("data", cfg.data), ("heldout", cfg.heldout_data)) for name in names}
+    names = {
+        f"{kind}:{name}": name for kind, names in (("data", cfg.data), ("heldout", cfg.heldout_data)) for name in names
+    }
     return {key: "built in" if name == "demo" else _hash_file(Path(name)) for key, name in names.items()}
 
 

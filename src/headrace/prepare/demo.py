@@ -10,11 +10,19 @@ from typing import Any
 
 from headrace.errors import PrepareError
 
-_NAMES = "Ada Ben Chloe David Elif Farah Goran Hana Ivan Jade Kofi Lena Marco Nora Omar Petra Quinn Rosa Sven Tara".split()
-_THINGS = "apples books chairs coins cups flowers keys lamps maps nails pencils plates ropes shells stamps tickets".split()
+_NAMES = (
+    "Ada Ben Chloe David Elif Farah Goran Hana Ivan Jade Kofi Lena Marco Nora Omar Petra Quinn Rosa Sven Tara".split()
+)
+_THINGS = (
+    "apples books chairs coins cups flowers keys lamps maps nails pencils plates ropes shells stamps tickets".split()
+)
 _PLACES = "Lisbon Oslo Cairo Lima Kyoto Nairobi Quebec Sofia Tallinn Perth Izmir Bergen Porto Hanoi Cusco Malmo".split()
-_JOBS = "baker carpenter dentist engineer farmer gardener librarian nurse painter pilot plumber tailor teacher vet".split()
-_ANIMALS = "badger crane dolphin eagle ferret goat heron ibex jackal koala lynx mole otter penguin raven seal toad".split()
+_JOBS = (
+    "baker carpenter dentist engineer farmer gardener librarian nurse painter pilot plumber tailor teacher vet".split()
+)
+_ANIMALS = (
+    "badger crane dolphin eagle ferret goat heron ibex jackal koala lynx mole otter penguin raven seal toad".split()
+)
 _TOPICS = (
     "bread,bridges,clouds,coffee,compasses,forests,glass,gravity,honey,ice,kites,lighthouses,magnets,maps,"
     "mountains,paper,rain,rivers,salt,sleep,snow,soap,steam,tea,tides,trains,volcanoes,windmills"
@@ -23,8 +31,8 @@ _DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 _VERBS = "walked drove cycled sailed flew hurried travelled wandered".split()
 _FUNCTIONS = (
     "reverses a string|counts the vowels in a string|returns the largest number in a list|checks if a number is even|"
-    "adds two numbers|returns the factorial of a number|removes duplicates from a list|checks if a word is a palindrome|"
-    "converts Celsius to Fahrenheit|sums the squares of a list|joins words with a dash|finds the shortest word in a list|"
+    "adds two numbers|returns the factorial of n|removes duplicates from a list|checks if a word is a palindrome|"
+    "converts Celsius to Fahrenheit|sums the squares of a list|joins words by dashes|finds the shortest word in a list|"
     "returns the first n even numbers|counts words in a sentence|swaps two values|returns the average of a list|"
     "checks if a year is a leap year|capitalises every word|finds the index of an item|multiplies all numbers in a list"
 ).split("|")

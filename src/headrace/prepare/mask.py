@@ -26,7 +26,8 @@ def masked_samples(template: ChatTemplate, messages: Messages) -> list[Masked]:
 
     Raises: BoundaryUnclear; PrepareError when the template refuses the chat.
     """
-    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    # Nothing is asked of the target before the first message: an opening assistant turn is context.
+    turns = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
     spans = [_turn(template, messages, i) for i in turns]
     if not spans:
         return []

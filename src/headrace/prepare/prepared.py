@@ -64,13 +64,20 @@ class PreparedSet:
 
     @classmethod
     def open(cls, folder: Path) -> "PreparedSet":
-        """Open a folder that `write_prepared` made. Raises: PrepareError when it is absent, unfinished or of another version."""
+        """Open a folder that `write_prepared` made.
+
+        Raises: PrepareError when it is absent, unfinished or of another version.
+        """
         path = folder / "manifest.json"
         if not path.exists():
-            raise PrepareError("a prepared set", f"no {path}", "run `headrace prepare` (and `headrace regenerate`) first")
+            raise PrepareError(
+                "a prepared set", f"no {path}", "run `headrace prepare` (and `headrace regenerate`) first"
+            )
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
-            raise PrepareError(f"{FORMAT} version {VERSION}", f"{manifest.get('format')} {manifest.get('version')}", "prepare again")
+            raise PrepareError(
+                f"{FORMAT} version {VERSION}", f"{manifest.get('format')} {manifest.get('version')}", "prepare again"
+            )
         try:
             reader = pa.ipc.open_file(pa.memory_map(str(folder / "samples.arrow")))
         except (OSError, pa.ArrowInvalid) as exc:

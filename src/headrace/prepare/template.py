@@ -85,7 +85,9 @@ class ChatTemplate:
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as exc:
             roles = [m["role"] for m in messages]
-            raise PrepareError(f"a chat that the template renders (roles {roles})", str(exc), "change the chat") from exc
+            raise PrepareError(
+                f"a chat that the template renders (roles {roles})", str(exc), "change the chat"
+            ) from exc
         return [int(i) for i in encoded["input_ids"]]
 
     def end_ids(self) -> frozenset[int]:

@@ -140,7 +140,7 @@ def _settings(resolved: Resolved) -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     def line(tag: str, cells: Sequence[object]) -> str:
         marked = [
-            f'<{tag}{" class=" + chr(34) + "n" + chr(34) if i else ""}>{html.escape(str(c))}</{tag}>'
+            f"<{tag}{' class=' + chr(34) + 'n' + chr(34) if i else ''}>{html.escape(str(c))}</{tag}>"
             for i, c in enumerate(cells)
         ]
         return f"<tr>{''.join(marked)}</tr>"

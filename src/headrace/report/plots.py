@@ -31,13 +31,18 @@ def bars(labels: Sequence[str], values: Sequence[float], intervals: Sequence[tup
 
 
 def curve(
-    lines: Sequence[tuple[str, Sequence[float], Sequence[float]]], x_label: str, y_label: str, floor: float | None = None
+    lines: Sequence[tuple[str, Sequence[float], Sequence[float]]],
+    x_label: str,
+    y_label: str,
+    floor: float | None = None,
 ) -> str:
     """Lines (name, x, y), the first in colour, with an optional dotted level."""
     figure = _figure(7.2, 2.8)
     axes = figure.add_subplot()
     for number, (name, xs, ys) in enumerate(lines):
-        axes.plot(xs, ys, color=ACCENT if number == 0 else GREY, linewidth=1.8, marker="." if len(xs) < 60 else "", label=name)
+        axes.plot(
+            xs, ys, color=ACCENT if number == 0 else GREY, linewidth=1.8, marker="." if len(xs) < 60 else "", label=name
+        )
     if floor is not None:
         axes.axhline(floor, color=INK, linewidth=0.8, linestyle=":")
     axes.set_xlabel(x_label)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ from headrace.record import Record, Sample
 from headrace.source import Hole, Position, Source
 
 Ints = npt.NDArray[np.int64]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +212,7 @@ class _End:
     """Last item of a queue: the iterator is exhausted, or has failed."""
 
 
-def read_ahead[Item](items: Iterator[Item], depth: int) -> Iterator[Item]:
+def read_ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
     """Run an iterator in a thread, at most `depth` items ahead; its error is raised here, in its place.
 
     Closing the generator stops the thread.
@@ -227,7 +229,7 @@ def read_ahead[Item](items: Iterator[Item], depth: int) -> Iterator[Item]:
             stopped.set()
 
 
-def _fill[Item](items: Iterator[Item], ready: "queue.Queue[Item | _End]", stopped: threading.Event) -> None:
+def _fill(items: Iterator[Item], ready: "queue.Queue[Item | _End]", stopped: threading.Event) -> None:
     try:
         for item in items:
             if not _put(ready, item, stopped):
@@ -236,7 +238,7 @@ def _fill[Item](items: Iterator[Item], ready: "queue.Queue[Item | _End]", stoppe
         _put(ready, _End(), stopped)
 
 
-def _put[Item](ready: "queue.Queue[Item | _End]", item: Item | _End, stopped: threading.Event) -> bool:
+def _put(ready: "queue.Queue[Item | _End]", item: Item | _End, stopped: threading.Event) -> bool:
     """Wait for room, but not for a reader that has gone; say whether the item was taken."""
     while not stopped.is_set():
         try:

@@ -1,0 +1,161 @@
+"""What a run trains: a drafter, the frozen ends of its target, and the samples.
+
+In: a run file and a run's folder. Out: these parts, checked to belong together (states, prepared set and the target's
+head), and the identity that a resumed run must share. The target itself is never loaded. The floor opens no store.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from headrace.codec.base import Codec, open_codec
+from headrace.codec.spec import CodecSpec
+from headrace.config import RunFile, RunFolder
+from headrace.drafter.model import Drafter
+from headrace.drafter.shape import DrafterShape, derive_shape
+from headrace.errors import TrainError
+from headrace.prepare.prepared import PreparedSet
+from headrace.source import Source
+from headrace.store.folder_source import FolderSource
+from headrace.taps import default_taps, parse_taps
+from headrace.target.demo import DEMO_MASK_TOKEN_ID
+from headrace.target.head import FrozenHead, load_head
+from headrace.target.transformers_target import target_folder
+from headrace.target.weights import weights_hash
+from headrace.train.batches import Plan, Reader, plan_steps
+from headrace.train.scale import measure_feature_scale
+
+# Settings that change when a run is saved or shown, never what it learns.
+FREE_SETTINGS = frozenset({"save_seconds", "read_ahead", "tensorboard", "threads"})
+ROLES = ("mask", "pad", "eos", "bos")
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Everything a run needs; `source` and `codec` are None for the floor.
+
+    `made_from` goes into every checkpoint, `identity` into stage.json.
+    """
+
+    shape: DrafterShape
+    head: FrozenHead
+    prepared: PreparedSet
+    plan: Plan
+    source: Source | None
+    codec: Codec | None
+    device: torch.device
+    made_from: dict[str, Any]
+    identity: dict[str, Any]
+
+    @property
+    def reader(self) -> Reader:
+        """Samples with features."""
+        return Reader(self.prepared, self.source, self.codec)
+
+    def new_drafter(self, seed: int) -> Drafter:
+        """An untrained drafter on the run's device, its feature scale measured."""
+        drafter = Drafter(self.shape, seed)
+        if self.source is not None:
+            scale_F = measure_feature_scale(self.reader, self.prepared, len(self.shape.taps))
+            drafter.feature_scale.copy_(scale_F)
+        return drafter.to(self.device)
+
+    def close(self) -> None:
+        """Release the store."""
+        if self.source is not None:
+            self.source.close()
+
+
+def assemble(cfg: RunFile, folder: RunFolder, features: bool) -> Parts:
+    """Open what a run file names and check that it belongs together.
+
+    Args:
+        features: False assembles the floor.
+    Raises: TrainError when states are of another prepared set or target; PrepareError, StoreError, TargetError,
+    DrafterError for parts that are missing or cannot be used.
+    """
+    prepared = PreparedSet.open(folder.prepared)
+    model = target_folder(cfg.target.model)
+    config = AutoConfig.from_pretrained(model)
+    num_blocks = int(config.get_text_config().num_hidden_layers)
+    own = weights_hash(model)
+    source: Source | None = None
+    codec: Codec | None = None
+    if features:
+        source = FolderSource(folder.states, cfg.train.read_ahead)
+        manifest = source.manifest()["identity"]
+        _check_states(manifest, prepared, own)
+        codec = open_codec(CodecSpec.from_json(manifest["codec"]))
+        taps = parse_taps(manifest["taps"], num_blocks)
+        num_features = codec.num_features
+    else:
+        named = cfg.target.taps
+        taps = parse_taps(named, num_blocks) if named else default_taps(num_blocks, cfg.target.num_taps)
+        num_features = len(taps) * int(config.get_text_config().hidden_size)
+    wanted = cfg.drafter.model_copy(update={"features": features, "mask_token_id": _mask_token(cfg)})
+    shape = derive_shape(wanted, config, [str(tap) for tap in taps], num_features, special_ids(model, config))
+    device = _device(cfg.target.device)
+    head = load_head(model, config).to(device, torch.bfloat16 if cfg.train.autocast else torch.float32)
+    made_from = {
+        "shape": shape.to_json(),
+        "features": features,
+        "codec": codec.spec.to_json() if codec is not None else None,
+        "prepared": prepared.fingerprint,
+        "target": {"model": cfg.target.model, "weights_hash": own},
+    }
+    identity = {**made_from, **_settings(cfg)}
+    return Parts(shape, head, prepared, plan_steps(prepared, cfg.order, cfg.train), source, codec, device, made_from, identity)
+
+
+def special_ids(model: Path, config: Any) -> dict[str, list[int]]:
+    """Ids by role (mask, pad, eos, bos), from the target's config, generation config and tokenizer together."""
+    found: dict[str, set[int]] = {role: set() for role in ROLES}
+    text = config.get_text_config()
+    holders = [text.to_dict(), config.to_dict()]
+    if (model / "generation_config.json").exists():
+        holders.append(GenerationConfig.from_pretrained(model).to_dict())
+    if (model / "tokenizer_config.json").exists():
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        holders.append({"mask_token_id": tokenizer.mask_token_id, "pad_token_id": tokenizer.pad_token_id})
+        holders.append({"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id})
+    for holder in holders:
+        for role in ROLES:
+            value = holder.get(f"{role}_token_id")
+            if value is not None:
+                found[role].update(value if isinstance(value, list) else [value])
+    return {role: sorted(ids) for role, ids in found.items()}
+
+
+def _mask_token(cfg: RunFile) -> int | None:
+    if cfg.drafter.mask_token_id is None and cfg.target.model == "demo":
+        return DEMO_MASK_TOKEN_ID
+    return cfg.drafter.mask_token_id
+
+
+def _check_states(manifest: Mapping[str, Any], prepared: PreparedSet, own: str) -> None:
+    if manifest["prepared"] != prepared.fingerprint:
+        raise TrainError(
+            f"states of the prepared set {prepared.fingerprint}", str(manifest["prepared"]), "capture this prepared set"
+        )
+    if manifest["target"]["weights_hash"] != own:
+        raise TrainError(
+            f"the head of the target whose states these are (weights {manifest['target']['weights_hash']})",
+            f"weights {own}",
+            "set target.model to the model that was captured, or capture again",
+        )
+
+
+def _settings(cfg: RunFile) -> dict[str, Any]:
+    """Settings that decide what is learned, by dotted path."""
+    train = {f"train.{k}": v for k, v in cfg.train.model_dump(mode="json").items() if k not in FREE_SETTINGS}
+    return {**train, **{f"order.{k}": v for k, v in cfg.order.model_dump(mode="json").items()}}
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)

@@ -1,0 +1,104 @@
+"""One global step: gradients of all its micro-batches, one update.
+
+In: a step's samples with features and anchors. Out: the updated drafter and the step's figures. Every micro-batch's
+loss is divided by the supervised slots of the whole step, so how it was cut does not matter. A loss or gradient that is
+not finite stops the run before the weights are touched, and names the samples.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headrace.config import TrainConfig
+from headrace.drafter.anchors import supervise
+from headrace.drafter.loss import Weighting, block_loss
+from headrace.drafter.model import Drafter, Head
+from headrace.errors import TrainError
+from headrace.train.batches import Step, TrainSample
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What one update was made of: the weighted loss, the mean cross-entropy and hit rate of supervised slots."""
+
+    loss: float
+    ce: float
+    hit_rate: float
+    grad_norm: float
+    num_supervised: int
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A micro-batch on the device: per sample features, anchors and ids; of all blocks together the supervision."""
+
+    samples: Sequence[TrainSample]
+    features: list[torch.Tensor]
+    anchors: list[torch.Tensor]
+    input_ids: list[torch.Tensor]
+    target_ids_NB: torch.Tensor
+    supervised_NB: torch.Tensor
+
+    @property
+    def num_supervised(self) -> int:
+        """Supervised slots."""
+        return int(self.supervised_NB.sum())
+
+
+def pack(samples: Sequence[TrainSample], block_size: int, device: torch.device) -> Packed:
+    """Move one micro-batch to the device and line up what its blocks should predict."""
+    each = [supervise(s.sample.input_ids, s.sample.loss_mask, s.anchors_A, block_size) for s in samples]
+    return Packed(
+        samples=samples,
+        features=[s.features_TF.to(device, non_blocking=True) for s in samples],
+        anchors=[torch.from_numpy(s.anchors_A).to(device) for s in samples],
+        input_ids=[torch.from_numpy(s.sample.input_ids.astype(np.int64)).to(device) for s in samples],
+        target_ids_NB=torch.from_numpy(np.concatenate([e.target_ids for e in each])).to(device),
+        supervised_NB=torch.from_numpy(np.concatenate([e.supervised for e in each])).to(device),
+    )
+
+
+def take_step(
+    drafter: Drafter, optimizer: torch.optim.Optimizer, head: Head, step: Step, cfg: TrainConfig
+) -> StepFigures | None:
+    """Train on one global step, at the learning rate the optimiser has.
+
+    Returns: None, and changes nothing, when the step has no supervised slot (holes, or samples without anchors).
+    Raises: TrainError naming the samples of a micro-batch whose loss is not finite, or of a step whose gradient is not.
+    """
+    device = drafter.feature_scale.device
+    micro = [pack(samples, drafter.shape.block_size, device) for samples in step.micro]
+    num_supervised = sum(m.num_supervised for m in micro)
+    if not num_supervised:
+        return None
+    weighting = Weighting(cfg.loss, cfg.gamma, cfg.alpha)
+    optimizer.zero_grad(set_to_none=True)
+    loss = ce = hits = 0.0
+    for batch in micro:
+        with torch.autocast(device.type, torch.bfloat16, enabled=cfg.autocast):
+            hidden_NBH = drafter(batch.features, batch.anchors, batch.input_ids, head)
+        found = block_loss(hidden_NBH, batch.target_ids_NB, batch.supervised_NB, head, weighting, num_supervised)
+        part = float(found.loss.detach())
+        if not math.isfinite(part):
+            raise _not_finite("loss", part, step, batch.samples)
+        found.loss.backward()  # type: ignore[no-untyped-call]
+        loss += part
+        ce += float(found.ce_NB.sum())
+        hits += float(found.hit_NB.sum())
+    grad_norm = float(torch.nn.utils.clip_grad_norm_(drafter.parameters(), cfg.clip))
+    if not math.isfinite(grad_norm):
+        raise _not_finite("gradient", grad_norm, step, [s for samples in step.micro for s in samples])
+    optimizer.step()
+    return StepFigures(loss, ce / num_supervised, hits / num_supervised, grad_norm, num_supervised)
+
+
+def _not_finite(what: str, value: float, step: Step, samples: Sequence[TrainSample]) -> TrainError:
+    names = "; ".join(s.name for s in samples)
+    return TrainError(
+        f"a finite {what} in epoch {step.epoch}, positions {step.start} to {step.end - 1}",
+        f"{value} from {names}",
+        "look at these samples; if they are sound, lower train.lr. The last checkpoint is from before this step",
+    )

@@ -1,0 +1,191 @@
+"""From chats, or from the target's answers, to the sets that later stages read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config import RunFile, RunFolder, load_run_file
+from headrace.errors import ConfigError, PrepareError
+from headrace.prepare.build import build_prepared, build_prompts, held_out
+from headrace.prepare.chats import Chat
+from headrace.prepare.prepared import PreparedSet
+from headrace.progress import Silent
+from tests.prepare.tiny import BOS, PLAIN, tokenizer
+
+
+class Bench:
+    """A tiny model folder, a run folder, and chats written to a file."""
+
+    def __init__(self, root: Path, template: str = PLAIN) -> None:
+        self.model = root / "model"
+        self.folder = RunFolder(root / "run")
+        self.path = root / "chats.jsonl"
+        tokenizer(template).save_pretrained(self.model)
+
+    def cfg(self, **prepare: Any) -> RunFile:
+        flags = [f"prepare.{k}={json.dumps(v)}" for k, v in {"data": [str(self.path)], **prepare}.items()]
+        return load_run_file(None, flags).run
+
+    def write(self, *rows: object) -> None:
+        self.path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def build(self, **prepare: Any) -> tuple[dict[str, Any], PreparedSet]:
+        summary = build_prepared(self.cfg(**prepare), self.folder, self.model, Silent())
+        return summary, PreparedSet.open(self.folder.prepared)
+
+
+def qa(prompt: str, response: str) -> dict[str, str]:
+    return {"prompt": prompt, "response": response}
+
+
+def test_what_is_dropped_is_counted_by_reason(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.write(
+        qa("hi", "yes the cat"), qa("hi", "yes the cat"), qa("you", " "), {"prompt": "me"}, qa("a", "cat " * 40),
+        {"messages": [{"role": "user", "content": "two"}, {"role": "assistant", "content": ""}]},
+    )  # fmt: skip
+    summary, prepared = bench.build(max_tokens=30)
+    assert prepared.num_samples == 1
+    assert summary["dropped"] == {"duplicate": 1, "empty_answer": 2, "no_assistant_turn": 1, "too_long": 1}
+
+
+def test_a_one_token_answer_is_dropped_only_when_asked(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.write(qa("hi", "yes"), qa("you", "yes the cat"))
+    assert bench.build()[0]["num_samples"] == 2
+    other = Bench(tmp_path / "other")
+    other.write(qa("hi", "yes"), qa("you", "yes the cat"))
+    assert other.build(min_trained_tokens=3)[0]["dropped"] == {"too_few_trained_tokens": 1}
+
+
+def test_trained_tokens_are_the_assistants_alone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.write(qa("hello you", "yes the cat"))
+    summary, prepared = bench.build()
+    assert summary["roles"]["assistant"] == {"tokens": 4, "trained": 4}
+    assert summary["roles"]["prompt and template"]["trained"] == 0
+    assert prepared.trained_tokens.tolist() == [4]
+
+
+def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    for content in ("", '{"prompt": "hi", "response": "yes"}\n{"prompt"', '{"prompt": "hi"}\n'):
+        bench.path.write_text(content)
+        with pytest.raises(PrepareError):
+            bench.build()
+        assert not bench.folder.prepared.exists()
+    bench.path.unlink()
+    with pytest.raises(PrepareError):
+        bench.build()
+    assert not bench.folder.prepared.exists()
+
+
+def test_a_template_without_marks_trains_nothing_and_that_is_an_error(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, PLAIN.replace("<|end|>", ""))
+    bench.write(qa("hi", "yes"))
+    with pytest.raises(PrepareError, match="boundary_unclear"):
+        bench.build()
+
+
+def test_the_same_inputs_are_not_prepared_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.write(qa("hi", "yes"))
+    bench.build()
+    before = (bench.folder.prepared / "samples.arrow").stat().st_mtime_ns
+    bench.build()
+    assert (bench.folder.prepared / "samples.arrow").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("change", ["template", "data", "options", "tokenizer"])
+def test_a_changed_input_never_meets_old_output(tmp_path: Path, change: str) -> None:
+    bench = Bench(tmp_path)
+    bench.write(qa("hi", "yes"))
+    fingerprint = bench.build()[1].fingerprint
+    options: dict[str, Any] = {}
+    if change == "template":
+        tokenizer(BOS).save_pretrained(bench.model)
+    elif change == "data":
+        bench.write(qa("hi", "no"))
+    elif change == "tokenizer":
+        other = tokenizer()
+        other.add_tokens(["zebra"])
+        other.save_pretrained(bench.model)
+    else:
+        options = {"max_tokens": 99}
+    with pytest.raises(ConfigError, match=f"the same {change}"):
+        bench.build(**options)
+    fresh = RunFolder(tmp_path / "fresh")
+    build_prepared(bench.cfg(**options), fresh, bench.model, Silent())
+    assert PreparedSet.open(fresh.prepared).fingerprint != fingerprint
+
+
+def test_what_is_held_out_depends_on_the_prompt_alone() -> None:
+    def chat(prompt: str, answer: str | None) -> Chat:
+        turns = [{"role": "user", "content": prompt}]
+        if answer is not None:
+            turns.append({"role": "assistant", "content": answer})
+        return Chat(tuple(turns), "s", "p")
+
+    prompts = [f"prompt {i}" for i in range(400)]
+    held = [held_out(chat(p, None), 0.2) for p in prompts]
+    assert held == [held_out(chat(p, "any answer"), 0.2) for p in prompts]
+    assert 50 < sum(held) < 110
+    assert not any(held_out(chat(p, None), 0.0) for p in prompts)
+
+
+def test_a_held_out_file_is_held_out_whole(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.write(qa("hi", "yes"), qa("you", "no"))
+    test = tmp_path / "test.jsonl"
+    test.write_text(json.dumps(qa("me", "the cat")) + "\n")
+    _, prepared = bench.build(heldout_data=[str(test)], heldout_fraction=0.0)
+    assert prepared.heldout.tolist() == [False, False, True]
+    assert prepared.sample(2).source == "test"
+
+
+def answers(path: Path, *rows: tuple[list[int], list[int], str]) -> Path:
+    keys = ("prompt_ids", "answer_ids", "finish_reason")
+    lines = [
+        {"row": i, "source": "s", "heldout": False, "messages": [], **dict(zip(keys, row, strict=True))}
+        for i, row in enumerate(rows)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in reversed(lines)))
+    return path
+
+
+def test_answers_are_joined_as_ids_in_row_order(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    path = answers(tmp_path / "answers.jsonl", ([1, 7], [8, 9, 2], "stop"), ([1, 8], [10, 11], "length"))
+    build_prepared(bench.cfg(), bench.folder, bench.model, Silent(), answers=path)
+    prepared = PreparedSet.open(bench.folder.prepared)
+    assert prepared.sample(0).input_ids.tolist() == [1, 7, 8, 9, 2]
+    assert prepared.sample(0).loss_mask.tolist() == [0, 0, 1, 1, 1]
+    assert prepared.num_samples == 2
+
+
+def test_cut_answers_can_be_dropped_and_are_counted(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    path = answers(tmp_path / "answers.jsonl", ([1, 7], [8, 9, 2], "stop"), ([1, 8], [10, 11], "length"))
+    cfg = load_run_file(None, ["regenerate.drop_cut=true"]).run
+    summary = build_prepared(cfg, bench.folder, bench.model, Silent(), answers=path)
+    assert summary["dropped"] == {"cut": 1}
+
+
+def test_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    path = answers(tmp_path / "answers.jsonl", ([1, 7], [8, 999, 2], "stop"))
+    with pytest.raises(PrepareError, match="999"):
+        build_prepared(bench.cfg(), bench.folder, bench.model, Silent(), answers=path)
+    assert not bench.folder.prepared.exists()
+
+
+def test_prompts_leave_out_the_answer_that_will_be_replaced(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.write(qa("hello you", "yes"), {"prompt": "hi"}, {"messages": [{"role": "assistant", "content": "yes"}]})
+    summary = build_prompts(bench.cfg(), bench.folder, bench.model, Silent())
+    prompts = PreparedSet.open(bench.folder.prompts)
+    assert summary["dropped"] == {"no_prompt": 1}
+    assert prompts.trained_tokens.tolist() == [0, 0]
+    assert prompts.messages(0) == [{"role": "user", "content": "hello you"}]

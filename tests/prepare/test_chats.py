@@ -1,0 +1,59 @@
+"""Layouts that are read, and errors that name what was found."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import PrepareError
+from headrace.prepare.chats import read_chats
+
+
+def read(tmp_path: Path, *lines: object) -> list[tuple[str, ...]]:
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return [tuple(m["role"] for m in chat.messages) for chat in read_chats([str(path)], 0)]
+
+
+def test_messages_and_prompt_response_rows_are_read(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "hi"}]},
+        {"prompt": "hi", "response": "yes"},
+        {"prompt": "hi"},
+    ]
+    assert read(tmp_path, *rows) == [("user",), ("user", "assistant"), ("user",)]
+
+
+def test_blank_lines_are_passed_over(tmp_path: Path) -> None:
+    assert read(tmp_path, "", {"prompt": "hi"}, "  ") == [("user",)]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('{"prompt": "hi"', "chats.jsonl:2"),
+        ("[1]", "a list"),
+        ({"text": "hi"}, r"keys \['text'\]"),
+        ({"messages": []}, r"keys \['messages'\]"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "'wizard'"),
+        ({"messages": ["hi"]}, "'hi'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "list"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: object, found: str) -> None:
+    with pytest.raises(PrepareError, match=found):
+        read(tmp_path, {"prompt": "hi"}, line)
+
+
+def test_no_file_an_empty_file_and_other_encodings_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(PrepareError, match="No such file"):
+        list(read_chats([str(tmp_path / "none.jsonl")], 0))
+    with pytest.raises(PrepareError, match="is empty"):
+        read(tmp_path)
+    (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "caf\xe9"}\n')
+    with pytest.raises(PrepareError, match="UTF-8"):
+        list(read_chats([str(tmp_path / "latin.jsonl")], 0))
+
+
+def test_the_demo_stands_for_its_prompts() -> None:
+    assert len(list(read_chats(["demo"], 12))) == 12

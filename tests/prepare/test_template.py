@@ -1,0 +1,59 @@
+"""Templates render whole conversations; hashes tell tokenizers and templates apart."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import PrepareError
+from headrace.prepare.template import ChatTemplate, load_tokenizer, template_hash, tokenizer_hash
+from tests.prepare.tiny import BOS, PLAIN, chat, tokenizer
+
+
+def test_a_prompt_ends_where_the_target_begins_to_write() -> None:
+    made = tokenizer()
+    ids = ChatTemplate(made).ids(chat("user: hi"), prompt=True)
+    assert made.convert_ids_to_tokens(ids)[-3:] == ["<|start|>", "assistant", "\n"]
+
+
+def test_hashes_tell_templates_and_tokenizers_apart() -> None:
+    assert template_hash(PLAIN) != template_hash(BOS)
+    assert tokenizer_hash(tokenizer()) == tokenizer_hash(tokenizer(BOS))
+    other = tokenizer()
+    other.add_tokens(["new"])
+    assert tokenizer_hash(other) != tokenizer_hash(tokenizer())
+
+
+def test_a_given_template_replaces_the_tokenizers() -> None:
+    assert ChatTemplate(tokenizer(PLAIN), BOS).text == BOS
+
+
+def test_no_template_at_all_is_an_error() -> None:
+    made = tokenizer()
+    made.chat_template = None
+    with pytest.raises(PrepareError, match=r"target\.chat_template"):
+        ChatTemplate(made)
+
+
+def test_template_arguments_reach_the_template() -> None:
+    text = PLAIN + "{% if extra %}{{ ' cat' }}{% endif %}"
+    made = tokenizer(text)
+    ids = ChatTemplate(made, args={"extra": True}).ids(chat("user: hi"), prompt=True)
+    assert made.convert_ids_to_tokens(ids)[-1] == "cat"
+
+
+def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PrepareError, match="a tokenizer in"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_missing_template_file_is_an_error(tmp_path: Path) -> None:
+    tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(PrepareError, match="a template file"):
+        ChatTemplate.of(tmp_path, str(tmp_path / "none.jinja"), {})
+
+
+def test_special_tokens_may_end_a_turn_and_words_may_not() -> None:
+    made = tokenizer()
+    marks = ChatTemplate(made).end_ids()
+    assert made.convert_tokens_to_ids("<|end|>") in marks
+    assert made.convert_tokens_to_ids("cat") not in marks
