@@ -108,7 +108,9 @@ def assemble(cfg: RunFile, folder: RunFolder, features: bool) -> Parts:
         "target": {"model": cfg.target.model, "weights_hash": own},
     }
     identity = {**made_from, **_settings(cfg)}
-    return Parts(shape, head, prepared, plan_steps(prepared, cfg.order, cfg.train), source, codec, device, made_from, identity)
+    return Parts(
+        shape, head, prepared, plan_steps(prepared, cfg.order, cfg.train), source, codec, device, made_from, identity
+    )
 
 
 def special_ids(model: Path, config: Any) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ for it is measured. Holes are left out and counted; held-out rows have no positi
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -156,7 +156,7 @@ def decode_features(record: Record, sample: Sample, codec: Codec) -> torch.Tenso
 
 def training_steps(
     plan: Plan, reader: Reader, prepared: PreparedSet, cfg: TrainConfig, start: tuple[int, int], known_holes: set[int]
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """Yield the steps from position `start` = (epoch, place) to the end of the last epoch.
 
     Args:
@@ -212,7 +212,7 @@ class _End:
     """Last item of a queue: the iterator is exhausted, or has failed."""
 
 
-def read_ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
+def read_ahead(items: Iterator[Item], depth: int) -> Generator[Item, None, None]:
     """Run an iterator in a thread, at most `depth` items ahead; its error is raised here, in its place.
 
     Closing the generator stops the thread.

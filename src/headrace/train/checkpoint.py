@@ -58,7 +58,9 @@ class RunState:
     def from_json(cls, value: Mapping[str, Any]) -> "RunState":
         """Read what `to_json` gave. Raises: TrainError for another format."""
         if value.get("format") != FORMAT:
-            raise TrainError(f"a checkpoint of format {FORMAT}", repr(value.get("format")), "use the headrace that wrote it")
+            raise TrainError(
+                f"a checkpoint of format {FORMAT}", repr(value.get("format")), "use the headrace that wrote it"
+            )
         fields = {k: v for k, v in value.items() if k not in ("format", "digests")}
         fields["holes"] = {int(row): why for row, why in fields["holes"].items()}
         return cls(**fields)

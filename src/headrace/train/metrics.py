@@ -22,27 +22,21 @@ class MetricsLog:
     def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
         """Args: step: updates the run starts from; lines after it are taken back."""
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "metrics.jsonl"
-        _take_back(path, step)
-        self._lines = open(path, "a", encoding="utf-8")
-        self._events: SummaryWriter | None = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        self._path = folder / "metrics.jsonl"
+        _take_back(self._path, step)
+        self._events = _events(folder / "tensorboard", step) if tensorboard else None
 
     def write(self, step: int, **figures: Figure) -> None:
         """Add one line; figures that are None are left out."""
         present = {name: value for name, value in figures.items() if value is not None}
-        self._lines.write(json.dumps({"step": step, **present}) + "\n")
-        self._lines.flush()
+        with open(self._path, "a", encoding="utf-8") as out:
+            out.write(json.dumps({"step": step, **present}) + "\n")
         if self._events is not None:
             for name, value in present.items():
                 self._events.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Flush and close both files."""
-        self._lines.close()
+        """Flush and close the events."""
         if self._events is not None:
             self._events.close()
 
@@ -53,8 +47,17 @@ class MetricsLog:
         self.close()
 
 
+def _events(folder: Path, step: int) -> "SummaryWriter":
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=step + 1)  # type: ignore[no-untyped-call]
+
+
 def _take_back(path: Path, step: int) -> None:
     if not path.exists():
+        return
+    if step == 0:
+        path.unlink()
         return
     whole = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
     write_atomic(path, "".join(line for line in whole if json.loads(line)["step"] <= step))

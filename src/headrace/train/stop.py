@@ -7,7 +7,7 @@ kind finds the handler that stood there before, so a person who insists is obeye
 import signal
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -28,6 +28,12 @@ class StopRequest:
     def __exit__(self, *_: object) -> None:
         for number in list(self._before):
             self._restore(number)
+
+    def leave(self) -> NoReturn:
+        """End the run as the signal asks: KeyboardInterrupt for SIGINT, exit code 143 for SIGTERM."""
+        if self.signal is signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + signal.SIGTERM)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)

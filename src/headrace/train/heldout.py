@@ -1,0 +1,47 @@
+"""τ on held-out samples while training.
+
+In: a fixed, evenly spaced choice of held-out rows, read and decoded once. Out: teacher-forced τ: each stored answer is
+walked exactly as serving would, with the states that capture stored, so no target is needed. Definition:
+drafter/acceptance.py.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headrace.drafter.acceptance import teacher_forced
+from headrace.drafter.anchors import eligible_anchors
+from headrace.drafter.model import Drafter, Head
+from headrace.prepare.prepared import PreparedSet
+from headrace.record import Sample
+from headrace.source import Hole, Position
+from headrace.train.batches import Reader
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Held-out samples with their features [T, F]."""
+
+    samples: list[Sample]
+    features: list[torch.Tensor]
+
+    @classmethod
+    def read(cls, reader: Reader, prepared: PreparedSet, num_samples: int) -> "HeldOut":
+        """Read at most `num_samples` held-out rows; holes and answers too short to draft for are left out."""
+        rows = np.flatnonzero(np.asarray(prepared.heldout, dtype=bool))
+        chosen = rows[np.unique(np.linspace(0, len(rows) - 1, min(num_samples, len(rows))).round().astype(int))]
+        # Held-out rows have no place in any epoch's order; a source needs only row and id.
+        positions = (Position(0, -1, int(row), prepared.sample_id(int(row))) for row in chosen)
+        found = [item for item in reader.read(positions) if not isinstance(item, Hole)]
+        kept = [(sample, features) for sample, features in found if len(eligible_anchors(sample.loss_mask))]
+        return cls([sample for sample, _ in kept], [features for _, features in kept])
+
+    def tau(self, drafter: Drafter, head: Head, autocast: bool) -> float | None:
+        """Teacher-forced τ over all samples together; None when there are none."""
+        if not self.samples:
+            return None
+        device = drafter.feature_scale.device
+        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            count = teacher_forced(drafter, self.features, self.samples, head)
+        return count.tau

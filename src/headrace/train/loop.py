@@ -1,0 +1,251 @@
+"""The run: steps in order, evaluated, logged and saved on the way.
+
+In: a run file and a folder with prepared set and states. Out: `train/` with `last/`, `best/`, `metrics.jsonl`,
+TensorBoard events and `stage.json`. A run that was stopped or killed goes on from its last checkpoint and, on a CPU
+with as many threads, ends with the same bits as one that was not.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace.config import RunFile, RunFolder, TrainConfig
+from headrace.files import Stage
+from headrace.progress import Progress
+from headrace.source import Position
+from headrace.train.assemble import Parts, assemble
+from headrace.train.batches import Step, training_steps
+from headrace.train.checkpoint import (
+    Checkpoint,
+    RunState,
+    last_checkpoint,
+    load_checkpoint,
+    remove_strays,
+    save_checkpoint,
+)
+from headrace.train.heldout import HeldOut
+from headrace.train.metrics import MetricsLog
+from headrace.train.optimizer import build_optimizer, moments, restore_moments, set_learning_rate
+from headrace.train.schedule import learning_rate, steps_within
+from headrace.train.step import StepFigures, take_step
+from headrace.train.stop import StopRequest
+
+MEASURED_STEPS = 20  # steps timed before a time limit becomes a number of steps
+WARM_STEPS = 3  # of these, the first are slower than the rest and left out
+
+
+def train(cfg: RunFile, folder: RunFolder, features: bool, progress: Progress) -> dict[str, Any]:
+    """Train the drafter, or with `features` False the floor that sees no target state; go on where it stopped.
+
+    Returns: the summary of stage.json: num_steps, num_epochs, tau, best_tau, num_tokens, seconds, num_holes, ...
+    Raises: ConfigError naming a setting that differs from the run that is resumed; TrainError for parts that do not
+    belong together, features, losses or gradients that are not finite, and damaged checkpoints. A signal raises
+    KeyboardInterrupt (SIGINT) or SystemExit (SIGTERM) after the step is finished and saved.
+    """
+    where = folder.train(features)
+    parts = assemble(cfg, folder, features and cfg.drafter.features)
+    try:
+        stage = Stage(where, "train", parts.identity)
+        if stage.state() == "done":
+            progress.note(f"train: {where} is done")
+            return stage.summary()
+        if stage.state() == "new":
+            stage.begin()
+        with _numerics(cfg.train.threads):
+            summary = Training(parts, cfg.train, where, progress).run()
+        stage.finish(summary)
+        return summary
+    finally:
+        parts.close()
+
+
+class Training:
+    """One start of a run; `state` says where the run stands."""
+
+    def __init__(self, parts: Parts, cfg: TrainConfig, where: Path, progress: Progress) -> None:
+        """Take up the last checkpoint, or begin."""
+        self.parts, self.cfg, self.where, self.progress = parts, cfg, where, progress
+        self.began = self.saved = time.monotonic()
+        self.made_from = {**parts.made_from, "threads": torch.get_num_threads()}
+        remove_strays(where)
+        last = last_checkpoint(where)
+        checkpoint = load_checkpoint(last) if last is not None else None
+        self.drafter = parts.new_drafter(cfg.seed)
+        self.optimizer = build_optimizer(self.drafter, cfg)
+        if checkpoint is None:
+            most = parts.plan.num_steps()
+            self.state = RunState(0, 0, 0, min(most, cfg.max_steps or most), made_from=self.made_from)
+        else:
+            self.state = self._take_up(checkpoint)
+        self.before_s = self.state.elapsed_s
+        self.step_seconds: list[float] = []
+        self.eval_seconds = 0.0
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end of the plan, or to a signal."""
+        heldout = HeldOut.read(self.parts.reader, self.parts.prepared, self.cfg.eval_samples)
+        if not heldout.samples:
+            self.progress.note("train: no held-out sample, so there is no τ and the last checkpoint is the best")
+        steps = training_steps(
+            self.parts.plan,
+            self.parts.reader,
+            self.parts.prepared,
+            self.cfg,
+            (self.state.epoch, self.state.place),
+            set(self.state.holes),
+        )
+        with MetricsLog(self.where, self.state.step, self.cfg.tensorboard) as log, StopRequest() as stop:
+            if self.state.step == 0:
+                log.write(0, tau=self._tau(heldout))
+            self._start_progress()
+            with closing(steps):  # stops the thread that reads ahead
+                self._train(steps, heldout, log, stop)
+            self.progress.end()
+        return self._summary()
+
+    def _train(self, steps: Iterator[Step], heldout: HeldOut, log: MetricsLog, stop: StopRequest) -> None:
+        while self.state.step < self.state.num_steps:
+            began = time.monotonic()
+            step = next(steps)
+            rate = learning_rate(
+                self.state.step, self.state.num_steps, self.cfg.lr, self.cfg.min_lr_ratio, self.cfg.warmup_ratio
+            )
+            set_learning_rate(self.optimizer, rate)
+            figures = take_step(self.drafter, self.optimizer, self.parts.head, step, self.cfg)
+            seconds = time.monotonic() - began
+            self._advance(step)
+            self._plan(seconds)
+            finished = self.state.step == self.state.num_steps
+            improved = self._evaluate(heldout) if finished or self.state.step % self.cfg.eval_every == 0 else None
+            self._tell(log, step, figures, rate, seconds, evaluated=improved is not None)
+            due = time.monotonic() - self.saved >= self.cfg.save_seconds
+            if finished or improved or due or stop.signal is not None:
+                self._save(best=bool(improved) or (finished and not heldout.samples))
+            if stop.signal is not None and not finished:
+                self.progress.note(f"train: {stop.signal.name}, saved after step {self.state.step}")
+                stop.leave()
+
+    def _take_up(self, checkpoint: Checkpoint) -> RunState:
+        self.drafter.load_state_dict(checkpoint.weights)
+        restore_moments(self.optimizer, self.drafter, checkpoint.moments)
+        state = checkpoint.state
+        then, now = state.made_from["threads"], self.made_from["threads"]
+        if then != now:
+            self.progress.note(f"train: {then} threads before, {now} now: results may differ in the last bits")
+        self.progress.note(f"train: goes on after step {state.step} of {state.num_steps}")
+        return state
+
+    def _advance(self, step: Step) -> None:
+        """Move past a step whose update is made."""
+        epoch, place = self.parts.plan.after(step.epoch, step.end)
+        self.state = replace(
+            self.state,
+            step=self.state.step + 1,
+            epoch=epoch,
+            place=place,
+            num_tokens=self.state.num_tokens + step.num_tokens,
+            elapsed_s=self.before_s + time.monotonic() - self.began,
+            holes={**self.state.holes, **{hole.row: hole.reason for hole in step.holes}},
+        )
+        for hole in step.holes:
+            self.progress.note(f"train: row {hole.row} has no states ({hole.reason}); left out of every epoch")
+
+    def _plan(self, seconds: float) -> None:
+        """Turn the time limit into a number of steps, once enough of them are measured."""
+        self.step_seconds.append(seconds)
+        if self.cfg.max_seconds is None or self.state.planned or len(self.step_seconds) < MEASURED_STEPS:
+            return
+        step_s = statistics.median(self.step_seconds[WARM_STEPS:])
+        left = self.cfg.max_seconds - self.state.elapsed_s
+        planned = steps_within(
+            left, step_s, self.eval_seconds, self.cfg.eval_every, self.state.step, self.state.num_steps
+        )
+        self.state = replace(self.state, num_steps=planned, planned=True)
+        self.progress.note(f"train: {planned} steps fit into {self.cfg.max_seconds:.0f} s at {step_s:.2f} s a step")
+        self._start_progress()
+
+    def _tau(self, heldout: HeldOut) -> float | None:
+        began = time.monotonic()
+        tau = heldout.tau(self.drafter, self.parts.head, self.cfg.autocast)
+        self.eval_seconds = time.monotonic() - began
+        return tau
+
+    def _evaluate(self, heldout: HeldOut) -> bool:
+        """Measure τ; say whether it is the best so far."""
+        tau, best = self._tau(heldout), self.state.best_tau
+        improved = tau is not None and (best is None or tau > best)
+        self.state = replace(self.state, tau=tau, best_tau=tau if improved else best)
+        return improved
+
+    def _tell(
+        self, log: MetricsLog, step: Step, figures: StepFigures | None, rate: float, seconds: float, evaluated: bool
+    ) -> None:
+        wait_share = step.waited_s / max(seconds, 1e-9)
+        tokens_s = step.num_tokens / max(seconds, 1e-9)
+        log.write(
+            self.state.step,
+            epoch=step.epoch,
+            loss=figures.loss if figures else None,
+            ce=figures.ce if figures else None,
+            hit_rate=figures.hit_rate if figures else None,
+            grad_norm=figures.grad_norm if figures else None,
+            tau=self.state.tau if evaluated else None,
+            lr=rate,
+            tokens_s=round(tokens_s, 1),
+            data_wait_share=round(wait_share, 4),
+            seconds=round(self.state.elapsed_s, 3),
+        )
+        shown: dict[str, float] = {"loss": figures.loss} if figures else {}
+        if self.state.tau is not None:
+            shown["tau"] = self.state.tau
+        self.progress.advance(self.state.step, **shown, tokens_s=tokens_s, wait=wait_share)
+
+    def _save(self, best: bool) -> None:
+        weights = {name: t.detach().cpu().contiguous() for name, t in self.drafter.state_dict().items()}
+        self.state = replace(
+            self.state, elapsed_s=self.before_s + time.monotonic() - self.began, made_from=self.made_from
+        )
+        save_checkpoint(self.where, Checkpoint(weights, moments(self.optimizer, self.drafter), self.state), best)
+        self.saved = time.monotonic()
+        if self.parts.source is not None and self.state.epoch < self.parts.plan.epochs:
+            row = int(self.parts.plan.rows(self.state.epoch)[self.state.place])
+            position = Position(self.state.epoch, self.state.place, row, self.parts.prepared.sample_id(row))
+            self.parts.source.commit(position)
+
+    def _start_progress(self) -> None:
+        self.progress.start("train", self.state.num_steps, "steps", self.state.step)
+
+    def _summary(self) -> dict[str, Any]:
+        state = self.state
+        return {
+            "num_steps": state.step,
+            "num_epochs": round(state.epoch + state.place / int(self.parts.plan.eligible.sum()), 3),
+            "tau": state.tau,
+            "best_tau": state.best_tau,
+            "num_tokens": state.num_tokens,
+            "num_samples": int(self.parts.plan.eligible.sum()),
+            "num_holes": len(state.holes),
+            "num_parameters": sum(p.numel() for p in self.drafter.parameters()),
+            "features": self.parts.shape.features,
+            "seconds": round(state.elapsed_s, 1),
+        }
+
+
+@contextmanager
+def _numerics(threads: int | None) -> Iterator[None]:
+    """Flush denormals, which slow AdamW's moments down manyfold on CPUs, and set threads; put back what is global."""
+    before = torch.get_num_threads()
+    torch.set_flush_denormal(True)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(before)
