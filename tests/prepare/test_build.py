@@ -12,7 +12,7 @@ from headrace.prepare.build import build_prepared, build_prompts, held_out
 from headrace.prepare.chats import Chat
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Silent
-from tests.prepare.tiny import BOS, PLAIN, tokenizer
+from tests.prepare.tiny import BOS, NEEDS_A_USER, PLAIN, THINKS_IN_THE_LAST_TURN, WORDS, tokenizer
 
 
 class Bench:
@@ -85,8 +85,61 @@ def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_template_without_marks_trains_nothing_and_that_is_an_error(tmp_path: Path) -> None:
     bench = Bench(tmp_path, PLAIN.replace("<|end|>", ""))
     bench.write(qa("hi", "yes"))
-    with pytest.raises(PrepareError, match="boundary_unclear"):
+    with pytest.raises(PrepareError, match=r"1 as boundary_unclear \(.*chats.jsonl:1: "):
         bench.build()
+    assert not bench.folder.prepared.exists()
+
+
+def test_a_chat_the_template_refuses_is_counted_and_the_others_kept(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, NEEDS_A_USER)
+    odd = {"messages": [{"role": r, "content": r} for r in ("system", "user", "assistant")]}
+    bench.write(odd, qa("hi", "yes"))
+    assert bench.build()[0]["dropped"] == {"template_refused": 1}
+    summary = build_prompts(bench.cfg(), bench.folder, bench.model, Silent())
+    assert (summary["num_samples"], summary["dropped"]) == (1, {"template_refused": 1})
+
+
+def test_an_assistant_who_only_opens_and_a_chat_with_tools_are_counted(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.write(
+        {"messages": [{"role": "assistant", "content": "hello"}]},
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}], "tools": [{}]},
+        qa("hi", "yes"),
+    )
+    assert bench.build()[0]["dropped"] == {"no_assistant_turn": 1, "uses_tools": 1}
+
+
+def test_a_rewriting_template_gives_one_sample_a_turn_in_the_same_split(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, THINKS_IN_THE_LAST_TURN)
+    turns = [("user", "hi"), ("assistant", "<think> a </think> yes"), ("user", "ok"), ("assistant", "no")]
+    bench.write({"messages": [{"role": role, "content": content} for role, content in turns]})
+    _, prepared = bench.build(heldout_fraction=0.999)
+    assert prepared.num_samples == 2
+    assert len(set(prepared.heldout.tolist())) == 1
+
+
+def test_reordered_data_keeps_each_samples_side_of_the_split(tmp_path: Path) -> None:
+    rows = [qa(f"{a} {b}", "yes the cat") for a in WORDS for b in WORDS[:4]]
+
+    def split(name: str, rows: list[dict[str, str]]) -> dict[bytes, bool]:
+        bench = Bench(tmp_path / name)
+        bench.write(*rows)
+        _, prepared = bench.build(heldout_fraction=0.3)
+        return {prepared.sample_id(row): bool(prepared.heldout[row]) for row in range(prepared.num_samples)}
+
+    forward = split("forward", rows)
+    assert 0 < sum(forward.values()) < len(forward)
+    assert split("backward", rows[::-1]) == forward
+
+
+def test_a_prompt_of_the_held_out_file_is_not_trained_on(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.write(qa("hi", "yes"), qa("me", "dog"))
+    test = tmp_path / "test.jsonl"
+    test.write_text(json.dumps(qa("me", "the cat")) + "\n")
+    summary, prepared = bench.build(heldout_data=[str(test)], heldout_fraction=0.0)
+    assert summary["dropped"] == {"also_in_heldout_data": 1}
+    assert prepared.heldout.tolist() == [False, True]
 
 
 def test_the_same_inputs_are_not_prepared_again(tmp_path: Path) -> None:
@@ -119,6 +172,16 @@ def test_a_changed_input_never_meets_old_output(tmp_path: Path, change: str) -> 
     fresh = RunFolder(tmp_path / "fresh")
     build_prepared(bench.cfg(**options), fresh, bench.model, Silent())
     assert PreparedSet.open(fresh.prepared).fingerprint != fingerprint
+
+
+def test_changed_demo_prompts_never_meet_old_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path)
+    cfg = bench.cfg(data=["demo"], num_demo_prompts=12)
+    build_prompts(cfg, bench.folder, bench.model, Silent())
+    other = [{"messages": [{"role": "user", "content": "hi"}], "source": "s"}]
+    monkeypatch.setattr("headrace.prepare.build.demo_prompts", lambda num: other)
+    with pytest.raises(ConfigError, match="the same data"):
+        build_prompts(cfg, bench.folder, bench.model, Silent())
 
 
 def test_what_is_held_out_depends_on_the_prompt_alone() -> None:
@@ -171,6 +234,31 @@ def test_cut_answers_can_be_dropped_and_are_counted(tmp_path: Path) -> None:
     cfg = load_run_file(None, ["regenerate.drop_cut=true"]).run
     summary = build_prepared(cfg, bench.folder, bench.model, Silent(), answers=path)
     assert summary["dropped"] == {"cut": 1}
+
+
+def test_an_empty_answer_is_counted(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    path = answers(tmp_path / "answers.jsonl", ([1, 7], [8, 2], "stop"), ([1, 8], [], "stop"))
+    summary = build_prepared(bench.cfg(), bench.folder, bench.model, Silent(), answers=path)
+    assert summary["dropped"] == {"empty_answer": 1}
+
+
+def test_an_answer_without_a_prompt_would_train_every_token_and_is_refused(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    path = answers(tmp_path / "answers.jsonl", ([], [8, 9, 2], "stop"))
+    with pytest.raises(PrepareError, match="trained on every token"):
+        build_prepared(bench.cfg(), bench.folder, bench.model, Silent(), answers=path)
+
+
+@pytest.mark.parametrize("line", ['{"row": 3, "pro', '{"row": 3}', "[]"])
+def test_a_broken_answer_is_named_and_leaves_nothing_behind(tmp_path: Path, line: str) -> None:
+    bench = Bench(tmp_path)
+    path = answers(tmp_path / "answers.jsonl", ([1, 7], [8, 9, 2], "stop"))
+    with path.open("a") as out:
+        out.write(line)
+    with pytest.raises(PrepareError, match=r"answers\.jsonl:2"):
+        build_prepared(bench.cfg(), bench.folder, bench.model, Silent(), answers=path)
+    assert not bench.folder.prepared.exists()
 
 
 def test_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:

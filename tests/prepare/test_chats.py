@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import PrepareError
-from headrace.prepare.chats import read_chats
+from headrace.prepare.chats import read_chats, written
 
 
 def read(tmp_path: Path, *lines: object) -> list[tuple[str, ...]]:
@@ -57,3 +57,17 @@ def test_no_file_an_empty_file_and_other_encodings_are_errors(tmp_path: Path) ->
 
 def test_the_demo_stands_for_its_prompts() -> None:
     assert len(list(read_chats(["demo"], 12))) == 12
+
+
+def test_chats_that_use_tools_are_told_apart(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
+    user = {"role": "user", "content": "hi"}
+    path = tmp_path / "chats.jsonl"
+    rows = [{"messages": [user]}, {"messages": [user, call]}, {"messages": [user], "tools": [{"name": "f"}]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [chat.tools for chat in read_chats([str(path)], 0)] == [False, True, True]
+
+
+def test_thinking_in_a_field_of_its_own_counts_as_written() -> None:
+    assert written({"role": "assistant", "content": " ", "reasoning_content": "hm"}) == "hm"
+    assert written({"role": "assistant", "content": "\n"}) == ""

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import PrepareError
-from headrace.prepare.template import ChatTemplate, load_tokenizer, template_hash, tokenizer_hash
-from tests.prepare.tiny import BOS, PLAIN, chat, tokenizer
+from headrace.prepare.template import ChatTemplate, TemplateRefused, load_tokenizer, template_hash, tokenizer_hash
+from tests.prepare.tiny import BOS, NEEDS_A_USER, PLAIN, chat, tokenizer
 
 
 def test_a_prompt_ends_where_the_target_begins_to_write() -> None:
@@ -54,6 +54,16 @@ def test_a_missing_template_file_is_an_error(tmp_path: Path) -> None:
 
 def test_special_tokens_may_end_a_turn_and_words_may_not() -> None:
     made = tokenizer()
-    marks = ChatTemplate(made).end_ids()
-    assert made.convert_tokens_to_ids("<|end|>") in marks
+    marks = ChatTemplate(made).end_tokens
+    assert marks[made.convert_tokens_to_ids("<|end|>")] == "<|end|>"
     assert made.convert_tokens_to_ids("cat") not in marks
+
+
+def test_a_template_that_raises_is_told_by_its_message() -> None:
+    with pytest.raises(TemplateRefused, match="a user must speak first"):
+        ChatTemplate(tokenizer(NEEDS_A_USER)).ids(chat("system: ok"), prompt=True)
+
+
+def test_thinking_marks_are_known_where_they_are_tokens() -> None:
+    made = tokenizer()
+    assert ChatTemplate(made).think_ids == (made.get_vocab()["<think>"], made.get_vocab()["</think>"])

@@ -149,5 +149,3 @@ class ListSource:
 
     def close(self) -> None:
         pass
-
-

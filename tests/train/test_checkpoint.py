@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_save_that_dies_anywhere_leaves_the_old_or_the_new_checkpoint(
 
     for name in ("save_file", "_sync_and_digest", "write_atomic", "fsync_folder", "_point"):
         monkeypatch.setattr(module, name, dying(getattr(module, name)))
-    monkeypatch.setattr(module.os, "rename", dying(module.os.rename))
+    monkeypatch.setattr(os, "rename", dying(os.rename))
     with pytest.raises(Killed):
         save_checkpoint(tmp_path, made(2), best=True)
     monkeypatch.undo()

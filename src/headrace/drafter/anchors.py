@@ -48,6 +48,7 @@ class Supervision:
 
     @property
     def num_supervised(self) -> int:
+        """Supervised slots of all blocks."""
         return int(self.supervised.sum())
 
 

@@ -74,7 +74,9 @@ def block_loss(
     """
     # An autocast region would round the float32 arithmetic of the softmax.
     with torch.autocast(hidden_NBH.device.type, enabled=False):
-        results = _BlockLoss.apply(hidden_NBH, target_ids_NB, supervised_NB, head, weighting, denominator)
+        results = _BlockLoss.apply(  # type: ignore[no-untyped-call]
+            hidden_NBH, target_ids_NB, supervised_NB, head, weighting, denominator
+        )
     return BlockLoss(*results)
 
 
@@ -116,7 +118,7 @@ class _BlockLoss(torch.autograd.Function):
 
 
 def _chunks(supervised_NB: torch.Tensor) -> Iterator[slice]:
-    """Cut N blocks into runs of whole blocks with about _CHUNK_POSITIONS supervised slots; D-PACE needs whole blocks."""
+    """Cut N blocks into runs of whole blocks with about _CHUNK_POSITIONS supervised slots."""
     start = filled = 0
     counts = supervised_NB.sum(1).tolist()
     for i, count in enumerate(counts):

@@ -28,15 +28,29 @@ class Head(Protocol):
     """The target's frozen ends: what `target.head.FrozenHead` offers, and all a drafter needs of its target."""
 
     @property
-    def embedding_VH(self) -> torch.Tensor: ...
+    def embedding_VH(self) -> torch.Tensor:
+        """Rows that ids become."""
+        ...
+
     @property
-    def head_VH(self) -> torch.Tensor: ...
+    def head_VH(self) -> torch.Tensor:
+        """Rows that hidden states are multiplied with; their dtype is the product's."""
+        ...
+
     @property
-    def embedding_scale(self) -> float: ...
+    def embedding_scale(self) -> float:
+        """Multiplies embeddings."""
+        ...
+
     @property
-    def logit_scale(self) -> float: ...
+    def logit_scale(self) -> float:
+        """Multiplies logits."""
+        ...
+
     @property
-    def softcap(self) -> float | None: ...
+    def softcap(self) -> float | None:
+        """c of c * tanh(logits / c), applied last; None for none."""
+        ...
 
 
 def head_logits(hidden: torch.Tensor, head: Head) -> torch.Tensor:
@@ -130,7 +144,12 @@ class Attention(nn.Module):
         keys, values = self.keys_values(x_NBH, rotation)
         counts = [len(a) for a in anchors]
         parts = zip(
-            queries.split(counts), keys.split(counts), values.split(counts), contexts, anchors, strict=True
+            torch.split(queries, counts),
+            torch.split(keys, counts),
+            torch.split(values, counts),
+            contexts,
+            anchors,
+            strict=True,
         )  # a context differs in length from sample to sample, so only this part is not packed
         mixed = [self._attend(q, k, v, *context, at) for q, k, v, context, at in parts if len(at)]
         out: torch.Tensor = self.o_proj(torch.cat(mixed).view(num_blocks, block_size, -1))
@@ -150,8 +169,8 @@ class Attention(nn.Module):
         num_kv, num_tokens = self.num_kv_heads, len(context_keys)
         grouped = queries.view(num_anchors, block_size, num_kv, -1, dim).permute(2, 0, 1, 3, 4)
         flat = grouped.reshape(num_kv, -1, dim)  # each key head meets the queries of its group, slot by slot
-        to_context = torch.matmul(flat, context_keys.permute(1, 2, 0)).view(num_kv, num_anchors, -1, num_tokens)
         own = flat.view(num_kv, num_anchors, -1, dim)
+        to_context = torch.matmul(flat, context_keys.permute(1, 2, 0)).view(*own.shape[:3], num_tokens)
         to_block = torch.matmul(own, keys.permute(2, 0, 3, 1))
         unknown = torch.arange(num_tokens, device=anchors_A.device) >= anchors_A[:, None]
         to_context = to_context.masked_fill(unknown[:, None], float("-inf"))
@@ -245,7 +264,7 @@ class Drafter(nn.Module):
         pairs = self._keys_values(torch.cat(list(features)), torch.cat(places))
         if not self.shape.features:
             return [Context(n, *zip(*pairs, strict=True)) for n in lengths]
-        split = [(k.split(lengths), v.split(lengths)) for k, v in pairs]
+        split = [(torch.split(k, lengths), torch.split(v, lengths)) for k, v in pairs]
         return [Context(n, tuple(k[i] for k, _ in split), tuple(v[i] for _, v in split)) for i, n in enumerate(lengths)]
 
     def empty_context(self) -> Context:

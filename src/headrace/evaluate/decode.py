@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from headrace.drafter.acceptance import accept_length
 from headrace.errors import EvaluateError
 from headrace.evaluate.sampling import Sampling, reject
 from headrace.taps import Tap

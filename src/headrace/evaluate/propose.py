@@ -32,11 +32,8 @@ class DrafterProposer:
     def propose(self, ids: Sequence[int], states_TLH: torch.Tensor | None, num: int, sampling: Sampling) -> Proposal:
         """Draft after the anchor `ids[-1]` from states strictly before it."""
         anchor, known = len(ids) - 1, self._context.num_tokens
-        if states_TLH is None:
-            # The floor without features keeps no keys, only the count of tokens.
-            features_TF = torch.zeros(anchor - known, 0)
-        else:
-            features_TF = states_TLH.flatten(1)
+        # The floor without features keeps no keys, only the count of tokens.
+        features_TF = torch.zeros(anchor - known, 0) if states_TLH is None else states_TLH.flatten(1)
         self._context = self._drafter.extend_context(self._context, features_TF, known)
         hidden_KH = self._drafter.draft(self._context, ids[-1], anchor, self._head)[:num]
         logits_KV = head_logits(hidden_KH, self._head)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -103,7 +102,9 @@ def shape_from_stock(config: Mapping[str, Any]) -> DrafterShape:
             features=True,
         )
     except KeyError as exc:
-        raise ExportError(f"the key {exc} in a drafter's config.json", "none", "the folder is not z-lab's layout") from exc
+        raise ExportError(
+            f"the key {exc} in a drafter's config.json", "none", "the folder is not z-lab's layout"
+        ) from exc
 
 
 def load_stock(folder: Path) -> Drafter:
@@ -125,7 +126,6 @@ def load_stock(folder: Path) -> Drafter:
             "the folder is of another drafter, or damaged",
         )
     drafter.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
-    drafter.set_feature_scale(torch.ones(drafter.shape.num_features))
     return drafter.eval()
 
 

@@ -12,12 +12,19 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
+from transformers import AutoConfig
 
-from headrace.codec.base import Codec
+from headrace.codec.base import Codec, open_codec
+from headrace.codec.spec import CodecSpec
+from headrace.config import RunFile, RunFolder
 from headrace.drafter.model import Drafter
 from headrace.errors import ExportError
 from headrace.evaluate.stock import CONFIG, WEIGHTS, load_stock, stock_config
 from headrace.files import write_atomic, write_json
+from headrace.progress import Progress
+from headrace.target.head import FrozenHead, load_head
+from headrace.target.transformers_target import target_folder
+from headrace.train.load import load_drafter
 
 load_zlab = load_stock
 
@@ -61,7 +68,9 @@ def export_zlab(
     write_atomic(folder / WEIGHTS, save(tensors, metadata={"format": "pt"}))
     written = load((folder / WEIGHTS).read_bytes())
     if written.keys() != tensors.keys() or any(not torch.equal(written[name], tensors[name]) for name in tensors):
-        raise ExportError("the trained tensors on disk", f"others in {folder / WEIGHTS}", "check the disk, export again")
+        raise ExportError(
+            "the trained tensors on disk", f"others in {folder / WEIGHTS}", "check the disk, export again"
+        )
     write_json(folder / CONFIG, config)
 
 
@@ -70,9 +79,7 @@ def serve_commands(target: str, drafter_folder: Path, block_size: int) -> dict[s
 
     vLLM counts drafted tokens (a block without its anchor), SGLang the whole block.
     """
-    speculation = (
-        f'{{"method":"dflash","model":"{drafter_folder}","num_speculative_tokens":{block_size - 1}}}'
-    )
+    speculation = f'{{"method":"dflash","model":"{drafter_folder}","num_speculative_tokens":{block_size - 1}}}'
     return {
         "vllm": (
             f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(speculation)} "
@@ -84,3 +91,42 @@ def serve_commands(target: str, drafter_folder: Path, block_size: int) -> dict[s
             f"--speculative-num-draft-tokens {block_size}"
         ),
     }
+
+
+def export_run(cfg: RunFile, folder: RunFolder, progress: Progress) -> dict[str, Any]:
+    """Export a run's best checkpoint to `drafter/` and say how to serve it.
+
+    Returns: folder, step and τ of the checkpoint, bytes, and the commands by engine.
+    Raises: TrainError without a checkpoint; ExportError as `export_zlab`.
+    """
+    drafter, extras = load_drafter(folder.train() / "best")
+    model = target_folder(cfg.target.model)
+    config = AutoConfig.from_pretrained(model)
+    text = config.get_text_config()
+    ids = {key: getattr(text, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id") if hasattr(text, key)}
+    codec = open_codec(CodecSpec.from_json(extras["codec"]))
+    export_zlab(drafter, folder.export, codec, ids, stock_scales(load_head(model, config)))
+    target = str(model) if cfg.target.model == "demo" else cfg.target.model
+    commands = serve_commands(target, folder.export, drafter.shape.block_size)
+    for engine, command in commands.items():
+        progress.note(f"export: {engine}: {command}")
+    num_bytes = (folder.export / WEIGHTS).stat().st_size
+    return {
+        "folder": str(folder.export),
+        "step": extras["step"],
+        "tau": extras["tau"],
+        "bytes": num_bytes,
+        "commands": commands,
+    }
+
+
+def stock_scales(head: FrozenHead) -> dict[str, float]:
+    """The keys by which a drafter's config tells engines of a target that scales or caps; none for most targets."""
+    scales: dict[str, float] = {}
+    if head.embedding_scale != 1.0:
+        scales["input_embedding_scale"] = head.embedding_scale
+    if head.logit_scale != 1.0:
+        scales["output_multiplier"] = head.logit_scale
+    if head.softcap is not None:
+        scales["final_logit_softcapping"] = head.softcap
+    return scales

@@ -6,7 +6,7 @@ tokenizer, template and options; counts of what was dropped, by reason; the trai
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import xxhash
 from headrace.config import PrepareConfig, RunFile, RunFolder
 from headrace.errors import PrepareError
 from headrace.files import Stage
-from headrace.prepare.chats import Chat, read_chats
+from headrace.prepare.chats import Chat, read_chats, written
+from headrace.prepare.demo import demo_prompts
 from headrace.prepare.mask import BoundaryUnclear, Masked, masked_samples
 from headrace.prepare.prepared import Draft, write_prepared
-from headrace.prepare.template import ChatTemplate, tokenizer_hash
+from headrace.prepare.template import ChatTemplate, TemplateRefused, tokenizer_hash
 from headrace.progress import Progress
 from headrace.record import digest, sample_id
 
@@ -29,14 +30,26 @@ class Tally:
 
     def __init__(self) -> None:
         self.dropped: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
         self.tokens = self.trained = 0
         self._seen: set[bytes] = set()
+
+    def drop(self, reason: str, example: str = "") -> None:
+        """Count a chat that is left out; the first example of each reason is kept to be shown."""
+        self.dropped[reason] += 1
+        if example:
+            self.examples.setdefault(reason, example)
+
+    def told(self) -> list[str]:
+        """Each reason with its count and first example."""
+        shown = {reason: f" ({example})" for reason, example in self.examples.items()}
+        return [f"{number} as {reason}{shown.get(reason, '')}" for reason, number in sorted(self.dropped.items())]
 
     def keep(self, draft: Draft, cfg: PrepareConfig, needs_training: bool) -> bool:
         """Decide on one sample and count it; `needs_training` is False for prompts."""
         reason = self._reason(draft, cfg, needs_training)
         if reason:
-            self.dropped[reason] += 1
+            self.drop(reason)
             return False
         self._seen.add(draft.id)
         self.tokens += len(draft.input_ids)
@@ -67,10 +80,14 @@ def build_prompts(cfg: RunFile, folder: RunFolder, model: Path | str, progress: 
     def drafts(tally: Tally) -> Iterator[Draft]:
         for chat, held in _chats(cfg.prepare, tally):
             prompt = chat.prompt()
-            if not prompt or not any(m["content"].strip() for m in prompt if m["role"] == "user"):
-                tally.dropped["no_prompt"] += 1
+            if not any(m["content"].strip() for m in prompt if m["role"] == "user"):
+                tally.drop("no_prompt", chat.place)
                 continue
-            ids = np.array(template.ids(prompt, prompt=True), dtype=np.int32)
+            try:
+                ids = np.array(template.ids(prompt, prompt=True), dtype=np.int32)
+            except TemplateRefused as exc:
+                tally.drop("template_refused", f"{chat.place}: {exc.args[1]}")
+                continue
             yield _draft((ids, np.zeros(len(ids), dtype=np.uint8)), chat.source, held, prompt)
 
     return _build(cfg, folder.prompts, "prompts", template, _data(cfg.prepare), drafts, progress)
@@ -107,7 +124,7 @@ def _build(
     name: str,
     template: ChatTemplate,
     data: Mapping[str, Any],
-    drafts: Any,
+    drafts: Callable[[Tally], Iterator[Draft]],
     progress: Progress,
 ) -> dict[str, Any]:
     identity = {
@@ -138,54 +155,86 @@ def _build(
         },
     )
     stage.finish(summary)
-    _tell(name, summary, progress)
+    _tell(name, summary, tally, progress)
     return summary
 
 
 def _chats(cfg: PrepareConfig, tally: Tally) -> Iterator[tuple[Chat, bool]]:
     """Each chat with whether it is held out: by its content, or because its file is."""
+    held_prompts = {_prompt_hash(chat) for chat in read_chats(cfg.heldout_data, cfg.num_demo_prompts)}
     for number, chat in enumerate(read_chats(cfg.data, cfg.num_demo_prompts)):
         if cfg.max_samples is not None and number >= cfg.max_samples:
             break
-        yield chat, held_out(chat, cfg.heldout_fraction)
+        if _prompt_hash(chat) in held_prompts:
+            tally.drop("also_in_heldout_data", chat.place)
+        elif chat.tools:
+            tally.drop("uses_tools", chat.place)
+        else:
+            yield chat, held_out(chat, cfg.heldout_fraction)
     for chat in read_chats(cfg.heldout_data, cfg.num_demo_prompts):
-        yield chat, True
+        if chat.tools:
+            tally.drop("uses_tools", chat.place)
+        else:
+            yield chat, True
 
 
 def held_out(chat: Chat, fraction: float) -> bool:
     """Decide by the content of the prompt alone, so that order, other chats and answers change nothing."""
+    return _prompt_hash(chat) < fraction * 2**64
+
+
+def _prompt_hash(chat: Chat) -> int:
     text = json.dumps([[m["role"], m["content"]] for m in chat.prompt()], ensure_ascii=False)
-    return xxhash.xxh3_64_intdigest(b"held out\n" + text.encode()) < fraction * 2**64
+    return int(xxhash.xxh3_64_intdigest(b"held out\n" + text.encode()))
 
 
 def _from_chats(cfg: RunFile, template: ChatTemplate, tally: Tally) -> Iterator[Draft]:
     for chat, held in _chats(cfg.prepare, tally):
-        answers = [m["content"] for m in chat.messages if m["role"] == "assistant"]
+        # An assistant turn that opens a chat answers nothing.
+        answers = [written(m) for m in chat.messages[1:] if m["role"] == "assistant"]
         if not answers:
-            tally.dropped["no_assistant_turn"] += 1
-        elif not any(text.strip() for text in answers):
-            tally.dropped["empty_answer"] += 1
+            tally.drop("no_assistant_turn", chat.place)
+        elif not any(answers):
+            tally.drop("empty_answer", chat.place)
         else:
             try:
                 samples = masked_samples(template, chat.messages)
-            except BoundaryUnclear:
-                tally.dropped["boundary_unclear"] += 1
+            except (BoundaryUnclear, TemplateRefused) as exc:
+                reason = "boundary_unclear" if isinstance(exc, BoundaryUnclear) else "template_refused"
+                tally.drop(reason, f"{chat.place}: {exc.args[1]}")
                 continue
             yield from (_draft(sample, chat.source, held, chat.messages) for sample in samples)
 
 
 def _from_answers(cfg: RunFile, path: Path, tally: Tally) -> Iterator[Draft]:
     with open(path, encoding="utf-8") as source:
-        rows = sorted((json.loads(line) for line in source), key=lambda row: row["row"])
-    for row in rows:
-        if cfg.regenerate.drop_cut and row["finish_reason"] == "length":
-            tally.dropped["cut"] += 1
-            continue
+        rows = [_answer(line, f"{path}:{number}") for number, line in enumerate(source, 1)]
+    for row in sorted(rows, key=lambda row: int(row["row"])):
         prompt, answer = row["prompt_ids"], row["answer_ids"]
+        if cfg.regenerate.drop_cut and row["finish_reason"] == "length":
+            tally.drop("cut")
+            continue
+        if not answer:
+            tally.drop("empty_answer", f"row {row['row']}")
+            continue
         ids = np.array([*prompt, *answer], dtype=np.int32)
         mask = np.zeros(len(ids), dtype=np.uint8)
         mask[len(prompt) :] = 1
         yield _draft((ids, mask), row["source"], row["heldout"], row["messages"])
+
+
+_ANSWER_KEYS = {"row", "source", "heldout", "messages", "prompt_ids", "answer_ids", "finish_reason"}
+
+
+def _answer(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as exc:
+        raise PrepareError("an answer on each line", f"{place}: {exc}", "run `headrace regenerate` again") from exc
+    if not isinstance(row, dict) or not row.keys() >= _ANSWER_KEYS:
+        found = sorted(row) if isinstance(row, dict) else type(row).__name__
+        raise PrepareError(f"keys {sorted(_ANSWER_KEYS)}", f"{place}: {found}", "run `headrace regenerate` again")
+    return row
 
 
 def _draft(sample: Masked, source: str, heldout: bool, messages: Iterable[Mapping[str, Any]]) -> Draft:
@@ -195,7 +244,7 @@ def _draft(sample: Masked, source: str, heldout: bool, messages: Iterable[Mappin
 
 
 def _check(kept: list[Draft], tally: Tally, template: ChatTemplate, needs_training: bool) -> None:
-    why = ", ".join(f"{n} {reason}" for reason, n in sorted(tally.dropped.items())) or "nothing dropped"
+    why = "; ".join(tally.told()) or "nothing dropped"
     if not kept:
         raise PrepareError("at least one sample", f"none ({why})", "check the data and prepare's limits")
     if needs_training and not tally.trained:
@@ -224,15 +273,15 @@ def _summary(kept: list[Draft], tally: Tally) -> dict[str, Any]:
     }
 
 
-def _tell(name: str, summary: Mapping[str, Any], progress: Progress) -> None:
+def _tell(name: str, summary: Mapping[str, Any], tally: Tally, progress: Progress) -> None:
     share = summary["trained_tokens"] / max(summary["num_tokens"], 1)
     trained = f", {share:.1%} trained (all of them the assistant's)" if name == "prepare" else ""
     progress.note(
         f"{name}: {summary['num_samples']} samples, {summary['num_heldout']} held out, "
         f"{summary['num_tokens']:,} tokens{trained}"
     )
-    for reason, number in summary["dropped"].items():
-        progress.note(f"{name}: dropped {number} as {reason}")
+    for line in tally.told():
+        progress.note(f"{name}: dropped {line}")
 
 
 def _data(cfg: PrepareConfig) -> dict[str, Any]:
@@ -240,7 +289,8 @@ def _data(cfg: PrepareConfig) -> dict[str, Any]:
     names = {
         f"{kind}:{name}": name for kind, names in (("data", cfg.data), ("heldout", cfg.heldout_data)) for name in names
     }
-    return {key: "built in" if name == "demo" else _hash_file(Path(name)) for key, name in names.items()}
+    demo = digest(json.dumps(demo_prompts(cfg.num_demo_prompts)).encode()).hex() if "demo" in names.values() else ""
+    return {key: demo if name == "demo" else _hash_file(Path(name)) for key, name in names.items()}
 
 
 def _hash_file(path: Path) -> str:

@@ -5,7 +5,7 @@ Anything else is an error that lists what was found; a broken line is an error t
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,13 @@ from headrace.errors import PrepareError
 from headrace.prepare.demo import demo_prompts
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "thinking")
+
+
+def written(message: Mapping[str, Any]) -> str:
+    """All text that the author of a message wrote, blank text left out; empty when nothing was said."""
+    texts = (message.get(field) for field in TEXT_FIELDS)
+    return "\n".join(text for text in texts if isinstance(text, str) and text.strip())
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,7 @@ class Chat:
     messages: tuple[dict[str, Any], ...]
     source: str
     place: str
+    tools: bool = False
 
     def prompt(self) -> tuple[dict[str, Any], ...]:
         """The messages before the last assistant turn, if the chat ends with one; else all."""
@@ -66,7 +74,9 @@ def _chat(line: str, path: Path, place: str) -> Chat:
     if not isinstance(row, dict):
         raise PrepareError("a JSON object on each line", f"{place}: a {type(row).__name__}", "mend or remove the line")
     source = row.get("source") if isinstance(row.get("source"), str) else path.stem
-    return Chat(tuple(_messages(row, place)), str(source), place)
+    messages = tuple(_messages(row, place))
+    tools = bool(row.get("tools")) or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
+    return Chat(messages, str(source), place, tools)
 
 
 def _messages(row: dict[str, Any], place: str) -> list[dict[str, Any]]:

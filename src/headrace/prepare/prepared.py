@@ -5,6 +5,7 @@ a batch) and `manifest.json`, whole or absent: the manifest is written last. Nee
 """
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,11 +148,20 @@ def write_prepared(folder: Path, drafts: Iterable[Draft], manifest: Mapping[str,
         if pending:
             writer.write_batch(_batch(pending))
             num_samples += len(pending)
+    _fsync(temporary)
     temporary.replace(folder / "samples.arrow")
     fsync_folder(folder)
     head = {"format": FORMAT, "version": VERSION, "num_samples": num_samples, "num_heldout": num_heldout}
     write_json(folder / "manifest.json", {**head, **manifest})
     return num_samples
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _batch(drafts: list[Draft]) -> pa.RecordBatch:

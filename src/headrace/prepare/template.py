@@ -6,6 +6,7 @@ go into fingerprints, so that another tokenizer or template never meets old outp
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ from headrace.errors import PrepareError
 from headrace.record import digest
 
 Messages = Sequence[Mapping[str, Any]]
+THINK = ("<think>", "</think>")
+
+
+class TemplateRefused(PrepareError):
+    """The template raises for this chat; the chat is left out and counted."""
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
@@ -72,7 +78,7 @@ class ChatTemplate:
     def ids(self, messages: Messages, prompt: bool) -> list[int]:
         """Token ids of a whole conversation; with `prompt`, up to where the target begins to write.
 
-        Raises: PrepareError when the template refuses the chat.
+        Raises: TemplateRefused when the template raises for the chat.
         """
         try:
             encoded = self.tokenizer.apply_chat_template(
@@ -85,13 +91,20 @@ class ChatTemplate:
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as exc:
             roles = [m["role"] for m in messages]
-            raise PrepareError(
+            raise TemplateRefused(
                 f"a chat that the template renders (roles {roles})", str(exc), "change the chat"
             ) from exc
         return [int(i) for i in encoded["input_ids"]]
 
-    def end_ids(self) -> frozenset[int]:
-        """Ids that may end a turn: EOS and the special tokens, for text never contains them."""
-        special = {int(i) for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+    @cached_property
+    def think_ids(self) -> tuple[int | None, int | None]:
+        """Ids of the marks around thinking, where they are single tokens."""
+        vocabulary = self.tokenizer.get_vocab()
+        return vocabulary.get(THINK[0]), vocabulary.get(THINK[1])
+
+    @cached_property
+    def end_tokens(self) -> dict[int, str]:
+        """Tokens that may end a turn, by id: EOS and the special tokens, for text seldom contains them."""
+        special = {int(i): str(token) for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         eos = self.tokenizer.eos_token_id
-        return frozenset(special | ({int(eos)} if eos is not None else set()))
+        return special if eos is None else {**special, int(eos): str(self.tokenizer.eos_token)}

@@ -50,7 +50,7 @@ class MetricsLog:
 def _events(folder: Path, step: int) -> "SummaryWriter":
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder), purge_step=step + 1)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def _take_back(path: Path, step: int) -> None:

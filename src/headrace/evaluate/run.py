@@ -1,0 +1,270 @@
+"""The evaluation of a run: τ beside its floors, and the proof that answers are the target's own.
+
+In: held-out prompts of the prepared set, a target, a drafter. Out: `prompts.jsonl`, one line a prompt as it is done, so
+that an interrupted evaluation goes on; and `results.json`. The trained drafter decodes for real beside plain decoding.
+Prompt lookup, the drafter without features and the untrained one are counted by replaying the plain greedy answer:
+which drafted tokens stand depends on that answer alone, so the count is the one that decoding would give.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.config import EvaluateConfig, RunFile, RunFolder
+from headrace.drafter.acceptance import AcceptanceCount
+from headrace.drafter.model import Drafter, Head
+from headrace.errors import ConfigError, EvaluateError
+from headrace.evaluate.decode import Decoded, Plain, Proposer, decode, decode_plain
+from headrace.evaluate.identity import compare
+from headrace.evaluate.interval import PerPrompt, margin_interval, tau_interval
+from headrace.evaluate.lookup import PromptLookup
+from headrace.evaluate.propose import DrafterProposer
+from headrace.evaluate.sampling import Sampling
+from headrace.evaluate.stock import WEIGHTS, load_stock
+from headrace.evaluate.verify import LiveVerifier, ReplayVerifier
+from headrace.files import Stage, write_json
+from headrace.prepare.prepared import PreparedSet
+from headrace.progress import Progress
+from headrace.record import digest
+from headrace.target.head import load_head
+from headrace.target.transformers_target import TransformersTarget
+from headrace.train.load import load_drafter
+
+FLOORS = ("untrained", "no_features", "prompt_lookup")
+Line = dict[str, Any]
+
+
+def evaluate(
+    cfg: RunFile, folder: RunFolder, target: TransformersTarget, progress: Progress, drafter: Path | None = None
+) -> dict[str, Any]:
+    """Evaluate the run's best checkpoint, or with `drafter` an exported folder.
+
+    Returns: the figures of `results.json` (docs/results.md), also written to `eval/`, or to `eval-export/`.
+    Raises: EvaluateError when the run has no held-out prompt, or its drafter belongs to another target.
+    """
+    where = folder.evaluation if drafter is None else folder.evaluation.with_name("eval-export")
+    prepared = PreparedSet.open(folder.prepared)
+    proposers = _proposers(cfg, folder, target, drafter)
+    work = _Evaluation(cfg.evaluate, prepared, target, proposers)
+    stage = _stage(where, work.identity(), progress)
+    path = where / "prompts.jsonl"
+    done = {line["row"]: line for line in _read(path)}
+    rows = work.rows()
+    progress.start("eval", len(rows), "prompts", len(done))
+    with open(path, "a", encoding="utf-8") as out:
+        for row in rows:
+            if row not in done:
+                done[row] = work.prompt(row)
+                out.write(json.dumps(done[row]) + "\n")
+                out.flush()
+            counted = _count(done.values(), "drafter")
+            progress.advance(len(done), tau=counted.tau)
+    progress.end()
+    results = summarise([done[row] for row in rows], cfg.evaluate)
+    write_json(where / "results.json", results)
+    stage.finish(results)
+    _tell(results, progress)
+    return results
+
+
+@dataclass(frozen=True)
+class _Proposers:
+    """What is compared; floors that do not exist (yet) are left out."""
+
+    drafter: DrafterProposer
+    floors: dict[str, Proposer]
+    weights: str
+
+
+def _proposers(cfg: RunFile, folder: RunFolder, target: TransformersTarget, exported: Path | None) -> _Proposers:
+    config = target.model.config
+    head = load_head(target.folder, config).to(target.model.device, target.model.dtype)
+    if exported is None:
+        best = folder.train() / "best"
+        trained, extras = load_drafter(best)
+        _check_target(extras["target"]["weights_hash"], target)
+        weights = digest(b"".join(sorted(p.read_bytes() for p in best.glob("*.safetensors")))).hex()
+    else:
+        trained = load_stock(exported)
+        weights = digest((exported / WEIGHTS).read_bytes()).hex()
+    own = _proposer(trained, target, head)
+    untrained = Drafter(trained.shape, cfg.train.seed)
+    untrained.feature_scale.copy_(trained.feature_scale)
+    floors: dict[str, Proposer] = {
+        "untrained": _proposer(untrained, target, head),
+        "prompt_lookup": PromptLookup(cfg.evaluate.lookup_ngram, own.block_size),
+    }
+    if (folder.train(False) / "best").exists():
+        floor, extras = load_drafter(folder.train(False) / "best")
+        _check_target(extras["target"]["weights_hash"], target)
+        floors["no_features"] = _proposer(floor, target, head)
+    return _Proposers(own, floors, weights)
+
+
+def _proposer(drafter: Drafter, target: TransformersTarget, head: Head) -> DrafterProposer:
+    return DrafterProposer(drafter.to(target.model.device, target.model.dtype), head)
+
+
+def _check_target(weights_hash: str, target: TransformersTarget) -> None:
+    if weights_hash != target.spec.weights_hash:
+        raise EvaluateError(
+            f"the target the drafter was trained for (weights {weights_hash})",
+            f"weights {target.spec.weights_hash}",
+            "set target.model to the model whose states were captured",
+        )
+
+
+@dataclass
+class _Evaluation:
+    """One prompt after the other."""
+
+    cfg: EvaluateConfig
+    prepared: PreparedSet
+    target: TransformersTarget
+    proposers: _Proposers
+
+    def rows(self) -> list[int]:
+        """Held-out rows, evenly spaced if fewer are wanted. Raises: EvaluateError when there are none."""
+        rows = np.flatnonzero(self.prepared.heldout)
+        if not len(rows):
+            raise EvaluateError("held-out prompts", "none", "set prepare.heldout_fraction or prepare.heldout_data")
+        wanted = min(self.cfg.num_prompts or len(rows), len(rows))
+        places = np.linspace(0, len(rows) - 1, wanted).round().astype(int)
+        return [int(row) for row in rows[np.unique(places)]]
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the figures."""
+        spec = asdict(self.target.spec)
+        kept = {key: spec[key] for key in ("weights_hash", "dtype", "engine_version")}
+        return {
+            "evaluate": self.cfg.model_dump(mode="json"),
+            "prepared": self.prepared.fingerprint,
+            "target": kept,
+            "drafter": self.proposers.weights,
+            "floors": sorted(self.proposers.floors),
+        }
+
+    def prompt(self, row: int) -> Line:
+        """Decode one prompt plainly and speculatively, and count the floors on the plain answer."""
+        sample = self.prepared.sample(row)
+        ids = sample.input_ids[: int(self.prepared.prompt_tokens[row])].tolist()
+        plain, own = self._plain(ids, row), self._speculative(ids, row)
+        line: Line = {"row": row, "source": sample.source, "tokens": len(own.ids), "drafter": _passes(own)}
+        line["seconds"] = {"plain": round(plain.seconds, 4), "speculative": round(own.seconds, 4)}
+        line["plain_tokens"] = len(plain.ids)
+        if self.cfg.temperature == 0:
+            line["identity"] = asdict(compare(plain.ids, own.ids, plain.gaps, self.cfg.tie_gap))
+            line["floors"] = {name: _passes(self._replayed(plain, p)) for name, p in self.proposers.floors.items()}
+        return line
+
+    def _sampling(self, row: int, purpose: int) -> Sampling:
+        rng = torch.Generator().manual_seed(self.cfg.seed * 1_000_003 + row * 2 + purpose)
+        return Sampling(self.cfg.temperature, 1.0, rng)
+
+    def _plain(self, ids: list[int], row: int) -> Plain:
+        with LiveVerifier(self.target, self.proposers.drafter.taps) as live:
+            return decode_plain(live, ids, self.cfg.max_new_tokens, self.target.stop_ids, self._sampling(row, 0))
+
+    def _speculative(self, ids: list[int], row: int) -> Decoded:
+        own = self.proposers.drafter
+        with LiveVerifier(self.target, own.taps) as live:
+            return decode(live, own, ids, self.cfg.max_new_tokens, self.target.stop_ids, self._sampling(row, 1))
+
+    def _replayed(self, plain: Plain, proposer: Proposer) -> Decoded:
+        replay = ReplayVerifier(plain)
+        stops, greedy = self.target.stop_ids, Sampling()
+        return decode(replay, proposer, plain.prompt_ids, self.cfg.max_new_tokens, stops, greedy)
+
+
+def _passes(decoded: Decoded) -> dict[str, list[int]]:
+    return {"gained": decoded.gained, "offered": decoded.offered}
+
+
+def summarise(lines: list[Line], cfg: EvaluateConfig) -> dict[str, Any]:
+    """The figures of `results.json` from the lines of `prompts.jsonl`."""
+    own = _count(lines, "drafter")
+    interval = tau_interval(_per_prompt(own), cfg.seed)
+    results: dict[str, Any] = {"tau": own.tau, "tau_interval": [round(interval.low, 4), round(interval.high, 4)]}
+    for name in FLOORS:
+        present = all(name in line.get("floors", {}) for line in lines)
+        count = _count([line["floors"] for line in lines], name) if present else None
+        results[f"tau_{name}"] = None if count is None else count.tau
+        margin = None if count is None else margin_interval(_per_prompt(own), _per_prompt(count), cfg.seed)
+        results[f"margin_{name}"] = None if margin is None else margin.to_json()
+    verdicts = [line["identity"]["verdict"] for line in lines if "identity" in line]
+    return {
+        **results,
+        "greedy_identical": "differs" not in verdicts if verdicts else None,
+        "num_ties": verdicts.count("tie"),
+        "num_prompts": len(lines),
+        "num_tokens": sum(line["tokens"] for line in lines),
+        "per_task": _per_task(lines),
+        "per_slot": [round(share, 4) for share in own.per_slot()],
+        "seconds_plain": round(sum(line["seconds"]["plain"] for line in lines), 2),
+        "seconds_speculative": round(sum(line["seconds"]["speculative"] for line in lines), 2),
+    }
+
+
+def _count(lines: Iterable[Mapping[str, Any]], name: str) -> AcceptanceCount:
+    count = AcceptanceCount()
+    for line in lines:
+        count.add(line[name]["gained"], line[name]["offered"])
+    return count
+
+
+def _per_prompt(count: AcceptanceCount) -> PerPrompt:
+    return PerPrompt([sum(g) for g in count.gained], [len(g) for g in count.gained])
+
+
+def _per_task(lines: list[Line]) -> dict[str, dict[str, float]]:
+    tasks: dict[str, list[Line]] = {}
+    for line in lines:
+        tasks.setdefault(line["source"], []).append(line)
+    return {
+        name: {"tau": round(_count(own, "drafter").tau, 4), "num_prompts": len(own)}
+        for name, own in sorted(tasks.items())
+    }
+
+
+def _stage(where: Path, identity: Mapping[str, Any], progress: Progress) -> Stage:
+    """Go on with an evaluation of the same things; begin anew when anything differs, for nothing dear is lost."""
+    stage = Stage(where, "eval", identity)
+    try:
+        state = stage.state()
+    except ConfigError as exc:
+        progress.note(f"eval: made anew, since {exc.args[0]} is not so ({exc.args[1]})")
+        (where / "prompts.jsonl").unlink(missing_ok=True)
+        state = "new"
+    if state == "new":
+        stage.begin()
+    return stage
+
+
+def _read(path: Path) -> list[Line]:
+    """Whole lines; a torn last one is cut away."""
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if len(whole) < len(text):
+        path.write_bytes(whole)
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def _tell(results: Mapping[str, Any], progress: Progress) -> None:
+    low, high = results["tau_interval"]
+    progress.note(f"eval: τ {results['tau']:.3f} ({low:.3f} to {high:.3f}) on {results['num_prompts']} prompts")
+    for name in FLOORS:
+        if (margin := results[f"margin_{name}"]) is not None:
+            progress.note(
+                f"eval: {name.replace('_', ' ')} τ {results[f'tau_{name}']:.3f}, margin {margin['value']:+.3f} "
+                f"({margin['low']:+.3f} to {margin['high']:+.3f})"
+            )
+    if results["greedy_identical"] is not None:
+        same = "identical to the target's" if results["greedy_identical"] else "NOT the target's"
+        progress.note(f"eval: greedy answers {same}, {results['num_ties']} ties")

@@ -1,0 +1,92 @@
+"""The chunked loss is the plain one."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from headrace.drafter import loss as loss_module
+from headrace.drafter.loss import Weighting, block_loss
+from headrace.drafter.model import head_logits
+from tests.drafter.tiny import BLOCK, HIDDEN, VOCAB, TinyHead, tiny_head
+
+
+def inputs(num_blocks: int = 9, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(num_blocks, BLOCK, HIDDEN, generator=random, requires_grad=True)
+    ids = torch.randint(0, VOCAB, (num_blocks, BLOCK), generator=random)
+    lengths = torch.randint(0, BLOCK, (num_blocks, 1), generator=random)
+    slots = torch.arange(BLOCK)
+    return hidden, ids, (slots >= 1) & (slots <= lengths)
+
+
+def plain(
+    hidden: torch.Tensor, ids: torch.Tensor, supervised: torch.Tensor, head: TinyHead, weighting: Weighting
+) -> torch.Tensor:
+    """The loss with every logit at once, written from the papers' formulas, slot by slot."""
+    ce = F.cross_entropy(head_logits(hidden, head).transpose(1, 2), ids, reduction="none")
+    total = torch.zeros(())
+    for n in range(len(ids)):
+        slots = torch.nonzero(supervised[n])[:, 0].tolist()
+        q = [(1 - weighting.alpha) * torch.exp(-ce[n, k]).detach() + weighting.alpha for k in slots]
+        for i, k in enumerate(slots):
+            if weighting.kind == "decay":
+                weight = torch.exp(torch.tensor(-(k - 1) / weighting.gamma))
+            else:
+                weight = sum((torch.stack(q[: m + 1]).prod() for m in range(i, len(slots))), torch.zeros(()))
+            total = total + weight * ce[n, k]
+    return total
+
+
+@pytest.mark.parametrize("kind", ["decay", "dpace"])
+@pytest.mark.parametrize("scales", [{}, {"logit_scale": 0.3}, {"softcap": 4.0}, {"logit_scale": 2.0, "softcap": 5.0}])
+def test_loss_and_gradient_equal_the_plain_ones(kind: str, scales: dict[str, float]) -> None:
+    head, weighting = tiny_head(**scales), Weighting(kind, gamma=2.0, alpha=0.4)  # type: ignore[arg-type]
+    hidden, ids, supervised = inputs()
+    expected = plain(hidden, ids, supervised, head, weighting) / 7.0
+    (expected_grad,) = torch.autograd.grad(expected, hidden)
+    found = block_loss(hidden, ids, supervised, head, weighting, 7.0)
+    (found_grad,) = torch.autograd.grad(found.loss, hidden)
+    torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found_grad, expected_grad, rtol=1e-4, atol=1e-6)
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, weighting = tiny_head(), Weighting()
+    hidden, ids, supervised = inputs(40)
+    whole = block_loss(hidden, ids, supervised, head, weighting, 3.0)
+    (whole_grad,) = torch.autograd.grad(whole.loss, hidden)
+    monkeypatch.setattr(loss_module, "_CHUNK_POSITIONS", 5)
+    monkeypatch.setattr(loss_module, "_SLICE_ELEMENTS", 2 * VOCAB)
+    cut = block_loss(hidden, ids, supervised, head, weighting, 3.0)
+    (cut_grad,) = torch.autograd.grad(cut.loss, hidden)
+    torch.testing.assert_close(cut.loss, whole.loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(cut_grad, whole_grad, rtol=1e-4, atol=1e-7)
+
+
+def test_slots_without_supervision_get_no_gradient_and_no_loss() -> None:
+    hidden, ids, supervised = inputs()
+    found = block_loss(hidden, ids, supervised, tiny_head(), Weighting(), 1.0)
+    (grad,) = torch.autograd.grad(found.loss, hidden)
+    assert not grad[~supervised].any()
+    assert grad[supervised].abs().sum(-1).min() > 0
+    assert not found.ce_NB[~supervised].any()
+
+
+def test_nothing_supervised_is_a_loss_of_zero() -> None:
+    hidden, ids, supervised = inputs()
+    found = block_loss(hidden, ids, torch.zeros_like(supervised), tiny_head(), Weighting(), 1.0)
+    found.loss.backward()
+    assert found.loss.item() == 0
+    assert not hidden.grad.any()  # type: ignore[union-attr]
+
+
+def test_hits_are_where_the_highest_logit_is_the_targets_token() -> None:
+    hidden, _, supervised = inputs()
+    head = tiny_head()
+    best = head_logits(hidden, head).argmax(-1)
+    assert torch.equal(block_loss(hidden, best, supervised, head, Weighting(), 1.0).hit_NB, supervised)
+
+
+def test_decay_weighs_slot_k_by_exp_of_minus_k_minus_1_over_gamma() -> None:
+    weights = Weighting("decay", gamma=4.0).weights(torch.zeros(1, 4), torch.tensor([[False, True, True, True]]))
+    torch.testing.assert_close(weights, torch.tensor([[0.0, 1.0, 0.7788, 0.6065]]), atol=1e-4, rtol=0)

@@ -1,0 +1,159 @@
+"""What a block may see, and that every path computes the same."""
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
+
+from headrace.drafter.model import Drafter, head_logits
+from headrace.errors import DrafterError
+from tests.drafter.tiny import BLOCK, FEATURES, HIDDEN, MASK, ids_of, tiny_drafter, tiny_head, tiny_sample, tiny_shape
+
+ANCHORS = torch.tensor([6, 8, 9, 15])
+
+
+@torch.no_grad()
+def blocks(drafter: Drafter, features: torch.Tensor, anchors: torch.Tensor = ANCHORS, seed: int = 0) -> torch.Tensor:
+    sample, _ = tiny_sample(seed=seed)
+    return drafter([features], [anchors], [ids_of(sample)], tiny_head())
+
+
+@pytest.mark.parametrize("place", range(20))
+def test_a_state_at_or_after_an_anchor_changes_nothing_and_one_before_it_does(place: int) -> None:
+    drafter, (_, features) = tiny_drafter(), tiny_sample()
+    moved = features.clone()
+    moved[place] += 1.0
+    before, after = blocks(drafter, features), blocks(drafter, moved)
+    for block, anchor in enumerate(ANCHORS.tolist()):
+        if place >= anchor:
+            assert torch.equal(before[block], after[block]), f"the block at {anchor} saw token {place}"
+        else:
+            assert (before[block] - after[block]).abs().max() > 1e-4, f"the block at {anchor} missed token {place}"
+
+
+def test_blocks_do_not_see_each_other() -> None:
+    drafter, (_, features) = tiny_drafter(), tiny_sample()
+    together = blocks(drafter, features)
+    for block, anchor in enumerate(ANCHORS):
+        torch.testing.assert_close(together[block], blocks(drafter, features, anchor[None])[0], atol=1e-5, rtol=1e-5)
+
+
+def test_slots_of_a_block_see_each_other_in_both_directions() -> None:
+    drafter, (sample, features) = tiny_drafter(), tiny_sample()
+    head = tiny_head()
+    moved = dataclasses.replace(head, embedding_VH=head.embedding_VH.clone())
+    moved.embedding_VH[int(sample.input_ids[6])] += 1.0
+    with torch.no_grad():
+        before, after = (drafter([features], [ANCHORS[:1]], [ids_of(sample)], h) for h in (head, moved))
+    assert ((before - after).abs().amax(-1) > 1e-5).all()
+
+
+def test_packed_samples_do_not_see_each_other() -> None:
+    drafter, head = tiny_drafter(), tiny_head()
+    (a, features_a), (b, features_b) = tiny_sample(seed=1), tiny_sample(num_tokens=13, seed=2)
+    anchors_b = torch.tensor([7])
+    with torch.no_grad():
+        packed = drafter([features_a, features_b], [ANCHORS, anchors_b], [ids_of(a), ids_of(b)], head)
+        alone_a = drafter([features_a], [ANCHORS], [ids_of(a)], head)
+        alone_b = drafter([features_b], [anchors_b], [ids_of(b)], head)
+    torch.testing.assert_close(packed, torch.cat((alone_a, alone_b)), atol=1e-5, rtol=1e-5)
+
+
+def test_decoding_step_by_step_gives_what_training_gives() -> None:
+    drafter, (sample, features), head = tiny_drafter(), tiny_sample(), tiny_head()
+    context, known = drafter.empty_context(), 0
+    trained = blocks(drafter, features)
+    with torch.no_grad():
+        for block, anchor in enumerate(ANCHORS.tolist()):
+            context = drafter.extend_context(context, features[known:anchor], known)
+            known = anchor
+            drafted = drafter.draft(context, int(sample.input_ids[anchor]), anchor, head)
+            torch.testing.assert_close(drafted, trained[block, 1:], atol=1e-5, rtol=1e-5)
+
+
+def test_a_context_that_went_too_far_is_replaced_from_a_token_on() -> None:
+    drafter, (_, features) = tiny_drafter(), tiny_sample()
+    with torch.no_grad():
+        wrong = drafter.extend_context(drafter.empty_context(), torch.zeros(12, FEATURES), 0)
+        mended = drafter.extend_context(wrong, features, 0)
+        straight = drafter.contexts([features])[0]
+    torch.testing.assert_close(mended.keys[0], straight.keys[0])
+    with pytest.raises(DrafterError, match="without gaps"):
+        drafter.extend_context(drafter.empty_context(), features, 3)
+
+
+def test_an_anchor_without_its_context_is_refused() -> None:
+    drafter, (sample, features) = tiny_drafter(), tiny_sample()
+    context = drafter.extend_context(drafter.empty_context(), features[:5], 0)
+    with pytest.raises(DrafterError, match="before anchor 6"):
+        drafter.draft(context, int(sample.input_ids[6]), 6, tiny_head())
+
+
+def test_the_floor_sees_no_state_at_all() -> None:
+    drafter, (_, features) = tiny_drafter(features=False), tiny_sample()
+    assert torch.equal(blocks(drafter, features), blocks(drafter, features * 3 + 1))
+
+
+def test_the_feature_scale_is_applied_before_fc() -> None:
+    plain, scaled = tiny_drafter(), tiny_drafter()
+    scaled.feature_scale.copy_(torch.linspace(0.5, 2.0, FEATURES))
+    _, features = tiny_sample()
+    torch.testing.assert_close(
+        blocks(scaled, features), blocks(plain, features * scaled.feature_scale), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_without_context_the_layers_are_qwen3s_without_a_causal_mask() -> None:
+    drafter = tiny_drafter(features=False)
+    shape = drafter.shape
+    config = Qwen3Config(
+        hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, rms_norm_eps=1e-5, vocab_size=shape.vocab_size, rope_parameters=dict(shape.rope),
+        attn_implementation="eager",
+    )  # fmt: skip
+    reference = Qwen3Model(config).eval()
+    missing = reference.load_state_dict(drafter.state_dict(), strict=False).missing_keys
+    assert missing == ["embed_tokens.weight"]
+    sample, features = tiny_sample()
+    head = tiny_head()
+    ids = torch.tensor([[int(sample.input_ids[6]), *[MASK] * (BLOCK - 1)]])
+    with torch.no_grad():
+        expected = reference(
+            inputs_embeds=head.embedding_VH[ids],
+            position_ids=torch.arange(6, 6 + BLOCK)[None],
+            attention_mask=torch.zeros(1, 1, BLOCK, BLOCK),
+        ).last_hidden_state
+        found = drafter([features], [torch.tensor([6])], [ids_of(sample)], head)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_are_drawn_by_name() -> None:
+    a, b = Drafter(tiny_shape(), 3), Drafter(tiny_shape(num_layers=3), 3)
+    assert torch.equal(a.layers[1].mlp.up_proj.weight, b.layers[1].mlp.up_proj.weight)
+    assert not torch.equal(a.layers[0].mlp.up_proj.weight, a.layers[1].mlp.up_proj.weight)
+    assert not torch.equal(a.fc.weight, Drafter(tiny_shape(), 4).fc.weight)
+
+
+def test_scaled_rope_moves_the_result() -> None:
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    _, features = tiny_sample()
+    assert (blocks(tiny_drafter(rope=rope), features) - blocks(tiny_drafter(), features)).abs().max() > 1e-3
+
+
+def test_head_scales_and_caps_are_applied() -> None:
+    hidden = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(0))
+    plain = head_logits(hidden, tiny_head())
+    torch.testing.assert_close(head_logits(hidden, tiny_head(logit_scale=0.5)), plain * 0.5)
+    torch.testing.assert_close(head_logits(hidden, tiny_head(softcap=3.0)), torch.tanh(plain / 3) * 3)
+    drafter, (sample, features) = tiny_drafter(), tiny_sample()
+    with torch.no_grad():
+        scaled = drafter([features], [ANCHORS], [ids_of(sample)], tiny_head(embedding_scale=2.0))
+    assert (scaled - blocks(drafter, features)).abs().max() > 1e-3
+
+
+def test_no_anchor_at_all_is_refused() -> None:
+    drafter, (sample, features) = tiny_drafter(), tiny_sample()
+    with pytest.raises(DrafterError, match="at least one anchor"):
+        drafter([features], [torch.tensor([], dtype=torch.int64)], [ids_of(sample)], tiny_head())

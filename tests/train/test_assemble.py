@@ -1,0 +1,79 @@
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from headrace.config import RunFile
+from headrace.errors import DrafterError, TrainError
+from headrace.testing.tiny_target import save_tiny_target
+from headrace.train.assemble import _mask_token, assemble, special_ids
+from tests.train.runs import MASK_TOKEN_ID, TAPS, drafts, make_run, run_file, write_set
+
+
+def test_the_parts_belong_together(tmp_path: Path, tiny_target: Path) -> None:
+    folder = make_run(tmp_path, tiny_target)
+    parts = assemble(run_file(tmp_path, tiny_target), folder, features=True)
+    assert parts.shape.taps == tuple(TAPS)
+    assert parts.shape.num_features == 64
+    assert parts.shape.mask_token_id == MASK_TOKEN_ID
+    assert parts.head.embedding_VH.dtype == torch.float32
+    drafter = parts.new_drafter(0)
+    assert drafter.feature_scale[0] > 5 * drafter.feature_scale[-1]
+    parts.close()
+
+
+def test_states_of_another_prepared_set_are_refused(tmp_path: Path, tiny_target: Path) -> None:
+    folder = make_run(tmp_path, tiny_target)
+    write_set(folder.prepared, drafts(14, 2), fingerprint="noise-2")
+    with pytest.raises(TrainError, match="prepared set noise-2"):
+        assemble(run_file(tmp_path, tiny_target), folder, features=True)
+
+
+def test_the_head_of_another_target_is_refused(tmp_path: Path, tiny_target: Path) -> None:
+    folder = make_run(tmp_path, tiny_target)
+    other = save_tiny_target(tmp_path / "other", seed=1)
+    with pytest.raises(TrainError, match="head of the target"):
+        assemble(run_file(tmp_path, other), folder, features=True)
+
+
+def test_the_floor_opens_no_store(tmp_path: Path, tiny_target: Path) -> None:
+    folder = make_run(tmp_path, tiny_target)
+    with_states = assemble(run_file(tmp_path, tiny_target), folder, features=True)
+    with_states.close()
+    shutil.rmtree(folder.states)
+    parts = assemble(run_file(tmp_path, tiny_target), folder, features=False)
+    assert parts.source is None
+    assert not parts.shape.features
+    assert parts.shape.num_features == with_states.shape.num_features
+    assert parts.shape.taps == with_states.shape.taps
+    assert torch.equal(parts.new_drafter(0).feature_scale, torch.ones(64))
+
+
+def test_special_ids_come_from_every_place_that_names_them(tmp_path: Path, tiny_target: Path) -> None:
+    config = AutoConfig.from_pretrained(tiny_target)
+    assert special_ids(tiny_target, config) == {"mask": [], "pad": [0], "eos": [2], "bos": [1]}
+    config.eos_token_id = [2, 7]
+    assert special_ids(tiny_target, config)["eos"] == [2, 7]
+
+
+@pytest.mark.parametrize("mask", [0, 1, 2])
+def test_a_mask_token_that_means_something_is_refused(tmp_path: Path, tiny_target: Path, mask: int) -> None:
+    folder = make_run(tmp_path, tiny_target)
+    cfg = run_file(tmp_path, tiny_target)
+    cfg = cfg.model_copy(update={"drafter": cfg.drafter.model_copy(update={"mask_token_id": mask})})
+    with pytest.raises(DrafterError, match="mask token"):
+        assemble(cfg, folder, features=False)
+
+
+def test_the_demo_has_its_own_mask_token() -> None:
+    assert _mask_token(RunFile()) == 16
+    assert _mask_token(RunFile.model_validate({"target": {"model": "elsewhere"}})) is None
+
+
+def test_every_setting_that_decides_is_part_of_the_identity(tmp_path: Path, tiny_target: Path) -> None:
+    folder = make_run(tmp_path, tiny_target)
+    parts = assemble(run_file(tmp_path, tiny_target), folder, features=False)
+    assert {"train.lr", "train.seed", "order.seed", "shape", "prepared", "target"} <= set(parts.identity)
+    assert not {"train.threads", "train.save_seconds", "train.tensorboard", "train.read_ahead"} & set(parts.identity)

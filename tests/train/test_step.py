@@ -1,0 +1,101 @@
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from headrace.config import DrafterConfig, OrderConfig, TrainConfig
+from headrace.drafter.model import Drafter
+from headrace.drafter.shape import derive_shape
+from headrace.errors import TrainError
+from headrace.prepare.prepared import PreparedSet
+from headrace.target.head import FrozenHead, load_head
+from headrace.train.batches import Reader, Step, plan_steps, training_steps
+from headrace.train.optimizer import build_optimizer
+from headrace.train.step import take_step
+from tests.train.runs import CODEC, TAPS, TRAIN, ListSource
+
+CFG = TrainConfig(**TRAIN)
+
+
+@pytest.fixture
+def head(tiny_target: Path) -> FrozenHead:
+    return load_head(tiny_target, AutoConfig.from_pretrained(tiny_target))
+
+
+def new_drafter(tiny_target: Path) -> Drafter:
+    cfg = DrafterConfig(num_layers=1, block_size=4, mask_token_id=63)
+    return Drafter(derive_shape(cfg, AutoConfig.from_pretrained(tiny_target), TAPS, CODEC.num_features, {}), seed=3)
+
+
+def big_step(prepared: PreparedSet, cfg: TrainConfig, source: ListSource | None = None) -> Step:
+    plan = plan_steps(prepared, OrderConfig(window_samples=4), cfg)
+    reader = Reader(prepared, source or ListSource(prepared), CODEC)
+    return next(training_steps(plan, reader, prepared, cfg, (0, 0), set()))
+
+
+@pytest.mark.parametrize("loss", ["decay", "dpace"])
+def test_micro_batches_add_up_to_one_big_batch(
+    prepared: PreparedSet, tiny_target: Path, head: FrozenHead, loss: str
+) -> None:
+    gradients, figures = [], []
+    for micro_tokens in (150, 20):
+        cfg = CFG.model_copy(update={"step_tokens": 150, "micro_tokens": micro_tokens, "loss": loss, "clip": 1e9})
+        drafter = new_drafter(tiny_target)
+        step = big_step(prepared, cfg)
+        assert len(step.micro) == 1 if micro_tokens == 150 else len(step.micro) > 5
+        found = take_step(drafter, build_optimizer(drafter, cfg), head, step, cfg)
+        assert found is not None
+        figures.append(found)
+        gradients.append({name: p.grad for name, p in drafter.named_parameters()})
+    whole, parts = figures
+    assert whole.num_supervised == parts.num_supervised
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert parts.ce == pytest.approx(whole.ce, rel=1e-5)
+    assert parts.hit_rate == whole.hit_rate
+    for name, expected in gradients[0].items():
+        found_grad = gradients[1][name]
+        assert expected is not None
+        assert found_grad is not None, name
+        assert torch.allclose(found_grad, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max())), name
+
+
+def test_a_step_lowers_its_own_loss(prepared: PreparedSet, tiny_target: Path, head: FrozenHead) -> None:
+    drafter, step = new_drafter(tiny_target), big_step(prepared, CFG)
+    optimizer = build_optimizer(drafter, CFG)
+    losses = [take_step(drafter, optimizer, head, step, CFG) for _ in range(5)]
+    assert losses[0] is not None
+    assert losses[-1] is not None
+    assert losses[-1].ce < losses[0].ce
+
+
+def test_a_loss_that_is_not_finite_names_its_micro_batch(
+    prepared: PreparedSet, tiny_target: Path, head: FrozenHead
+) -> None:
+    drafter, step = new_drafter(tiny_target), big_step(prepared, CFG)
+    bad = step.micro[-1][0]
+    bad.features_TF[:] = float("nan")
+    before = {name: value.clone() for name, value in drafter.state_dict().items()}
+    with pytest.raises(TrainError, match=bad.sample.id.hex()) as caught:
+        take_step(drafter, build_optimizer(drafter, CFG), head, step, CFG)
+    assert step.micro[0][0].sample.id.hex() not in str(caught.value)
+    assert all(torch.equal(value, before[name]) for name, value in drafter.state_dict().items())
+
+
+def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(
+    prepared: PreparedSet, tiny_target: Path, head: FrozenHead
+) -> None:
+    drafter, step = new_drafter(tiny_target), big_step(prepared, CFG)
+    drafter.fc.weight.register_hook(lambda grad: grad * float("inf"))  # type: ignore[no-untyped-call]
+    before = {name: value.clone() for name, value in drafter.state_dict().items()}
+    with pytest.raises(TrainError, match="finite gradient") as caught:
+        take_step(drafter, build_optimizer(drafter, CFG), head, step, CFG)
+    assert all(s.name in str(caught.value) for batch in step.micro for s in batch)
+    assert all(torch.equal(value, before[name]) for name, value in drafter.state_dict().items())
+
+
+def test_a_step_of_holes_changes_nothing(prepared: PreparedSet, tiny_target: Path, head: FrozenHead) -> None:
+    drafter = new_drafter(tiny_target)
+    step = big_step(prepared, CFG, ListSource(prepared, holes=range(14)))
+    assert step.micro == []
+    assert take_step(drafter, build_optimizer(drafter, CFG), head, step, CFG) is None
