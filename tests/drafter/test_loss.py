@@ -1,8 +1,13 @@
 """The chunked loss is the plain one."""
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.drafter import loss as loss_module
 from headrace.drafter.loss import Weighting, block_loss
@@ -90,3 +95,66 @@ def test_hits_are_where_the_highest_logit_is_the_targets_token() -> None:
 def test_decay_weighs_slot_k_by_exp_of_minus_k_minus_1_over_gamma() -> None:
     weights = Weighting("decay", gamma=4.0).weights(torch.zeros(1, 4), torch.tensor([[False, True, True, True]]))
     torch.testing.assert_close(weights, torch.tensor([[0.0, 1.0, 0.7788, 0.6065]]), atol=1e-4, rtol=0)
+
+
+def test_a_slot_without_supervision_neither_counts_nor_lowers_what_counts() -> None:
+    ce = torch.tensor([[9.0, 0.0, 1.0, 7.0]])
+    weights = Weighting("dpace", alpha=0.5).weights(ce, torch.tensor([[False, True, True, False]]))
+    second = 0.5 * torch.exp(torch.tensor(-1.0)).item() + 0.5
+    torch.testing.assert_close(weights, torch.tensor([[0.0, 1.0 + second, second, 0.0]]))
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor that any operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+def test_no_tensor_holds_the_logits_of_more_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "_CHUNK_POSITIONS", 8)
+    hidden, ids, supervised = inputs(200)
+    rows = torch.randn(1024, HIDDEN, generator=torch.Generator().manual_seed(0))
+    with Largest() as largest:
+        block_loss(hidden, ids, supervised, TinyHead(rows, rows), Weighting(), 1.0).loss.backward()
+    assert largest.elements <= max(8 * len(rows), rows.numel(), hidden.numel())
+    assert supervised.sum() * len(rows) > 4 * largest.elements
+
+
+def test_a_bfloat16_head_stays_close_to_the_exact_loss_inside_autocast() -> None:
+    head, weighting = tiny_head(), Weighting()
+    hidden, ids, supervised = inputs(30)
+    exact = block_loss(hidden, ids, supervised, head, weighting, 1.0)
+    (exact_grad,) = torch.autograd.grad(exact.loss, hidden)
+    rounded = dataclasses.replace(head, head_VH=head.head_VH.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = block_loss(hidden, ids, supervised, rounded, weighting, 1.0)
+    (grad,) = torch.autograd.grad(found.loss, hidden)
+    assert found.ce_NB.dtype == torch.float32
+    torch.testing.assert_close(found.loss, exact.loss, rtol=1e-2, atol=0)
+    assert F.cosine_similarity(grad.flatten(), exact_grad.flatten(), dim=0) > 0.999
+
+
+def test_a_float32_head_stays_exact_inside_autocast() -> None:
+    hidden, ids, supervised = inputs(30)
+    exact = block_loss(hidden, ids, supervised, tiny_head(), Weighting(), 1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = block_loss(hidden, ids, supervised, tiny_head(), Weighting(), 1.0)
+    grads = [torch.autograd.grad(each.loss, hidden)[0] for each in (exact, found)]
+    assert torch.equal(found.loss, exact.loss)
+    assert torch.equal(*grads)
+
+
+def test_a_hopeless_slot_has_its_true_cross_entropy() -> None:
+    """Its own share of the softmax is 0 in float32; the loss must not be infinite for it."""
+    head = TinyHead(torch.eye(HIDDEN), torch.eye(HIDDEN))
+    hidden = torch.zeros(1, 2, HIDDEN)
+    hidden[0, 1, 3] = 500.0
+    ids, supervised = torch.tensor([[0, 7]]), torch.tensor([[False, True]])
+    assert block_loss(hidden, ids, supervised, head, Weighting("decay"), 1.0).loss.item() == pytest.approx(500.0)

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 import torch
+from torch.nn import functional as F
 from transformers import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Model, Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
 from headrace.drafter.model import Drafter, head_logits
 from headrace.errors import DrafterError
@@ -127,6 +128,72 @@ def test_without_context_the_layers_are_qwen3s_without_a_causal_mask() -> None:
         ).last_hidden_state
         found = drafter([features], [torch.tensor([6])], [ids_of(sample)], head)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def one_block(drafter: Drafter, features: torch.Tensor, anchor: int, anchor_id: int) -> torch.Tensor:
+    """A block written out: keys of the tokens before the anchor, then of the block, every head on its own."""
+    shape, weights = drafter.shape, drafter.state_dict()
+    config = Qwen3Config(head_dim=shape.head_dim, rope_parameters=dict(shape.rope))
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], weights[f"{name}.weight"], shape.rms_norm_eps)
+
+    def heads(x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.linear(x, weights[f"{name}.weight"]).view(1, len(x), -1, shape.head_dim).transpose(1, 2)
+
+    cos, sin = Qwen3RotaryEmbedding(config)(features, torch.arange(anchor + BLOCK)[None])
+    context = norm(features[:anchor] @ weights["fc.weight"].T, "hidden_norm")
+    x = tiny_head().embedding_VH[torch.tensor([anchor_id, *[MASK] * (BLOCK - 1)])]
+    for i in range(shape.num_layers):
+        at = f"layers.{i}.self_attn"
+        h = norm(x, f"layers.{i}.input_layernorm")
+        both = torch.cat((context, h))
+        queries = norm(heads(torch.cat((torch.zeros_like(context), h)), f"{at}.q_proj"), f"{at}.q_norm")
+        keys = norm(heads(both, f"{at}.k_proj"), f"{at}.k_norm")
+        queries, keys = apply_rotary_pos_emb(queries, keys, cos, sin)
+        group = shape.num_heads // shape.num_kv_heads
+        keys, values = (y.repeat_interleave(group, 1) for y in (keys, heads(both, f"{at}.v_proj")))
+        shares = torch.softmax(queries[:, :, anchor:] @ keys.mT * shape.head_dim**-0.5, -1)
+        x = x + (shares @ values).transpose(1, 2).reshape(BLOCK, -1) @ weights[f"{at}.o_proj.weight"].T
+        h = norm(x, f"layers.{i}.post_attention_layernorm")
+        mlp = [weights[f"layers.{i}.mlp.{name}_proj.weight"].T for name in ("gate", "up", "down")]
+        x = x + (F.silu(h @ mlp[0]) * (h @ mlp[1])) @ mlp[2]
+    return norm(x, "norm")
+
+
+def test_with_context_every_block_is_the_one_written_out() -> None:
+    drafter, (sample, features) = tiny_drafter(), tiny_sample()
+    with torch.no_grad():
+        expected = torch.stack([one_block(drafter, features, a, int(sample.input_ids[a])) for a in ANCHORS.tolist()])
+    torch.testing.assert_close(blocks(drafter, features), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_parameters_are_named_as_z_lab_names_them() -> None:
+    drafter = Drafter(tiny_shape(num_layers=1))
+    attention = (f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"))
+    mlp = (f"mlp.{name}_proj" for name in ("gate", "up", "down"))
+    layer = ("input_layernorm", "post_attention_layernorm", *attention, *mlp)
+    expected = {"fc.weight", "hidden_norm.weight", "norm.weight", *(f"layers.0.{name}.weight" for name in layer)}
+    assert {name for name, _ in drafter.named_parameters()} == expected
+    assert set(drafter.state_dict()) == expected | {"feature_scale"}
+
+
+def test_every_parameter_learns() -> None:
+    drafter, (sample, features) = tiny_drafter().train(), tiny_sample()
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = drafter([features.bfloat16()], [ANCHORS], [ids_of(sample)], tiny_head())
+    assert hidden.dtype == torch.float32
+    hidden[:, 1:].square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in drafter.parameters())
+
+
+def test_a_drafter_in_bfloat16_keeps_its_places_exact() -> None:
+    drafter, (_, features) = tiny_drafter(), tiny_sample()
+    exact = blocks(drafter, features)
+    far = drafter._rotation(torch.tensor([4001]))[0]
+    rounded = blocks(drafter.to(torch.bfloat16), features)
+    assert torch.equal(far, drafter._rotation(torch.tensor([4001]))[0])
+    assert F.cosine_similarity(rounded.float(), exact, dim=-1).min() > 0.98
 
 
 def test_weights_are_drawn_by_name() -> None:

@@ -237,17 +237,26 @@ def test_one_sample_seen_again_and_again_is_learned(tmp_path: Path, tiny_target:
     assert summary["best_tau"] > 3.0
 
 
-def test_a_time_limit_becomes_a_number_of_steps_that_is_kept(
+def test_a_time_limit_becomes_a_number_of_steps_that_is_kept(fresh: Path, tiny_target: Path) -> None:
+    cfg = run_file(fresh, tiny_target, epochs=40, max_seconds=1e-3, eval_every=10_000)
+    told = At(2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        train(cfg, RunFolder(fresh), True, told)
+    state = load_checkpoint(RunFolder(fresh).train() / "last").state
+    assert (state.planned, state.num_steps) == (True, 3)
+    assert any("3 steps fit" in note for note in told.notes)
+    again = At(0, lambda: None)
+    assert train(cfg, RunFolder(fresh), True, again)["num_steps"] == 3
+    assert not any("steps fit" in note for note in again.notes)
+
+
+def test_a_generous_time_limit_leaves_the_plan_as_it_is(
     fresh: Path, tiny_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.train.loop.MEASURED_STEPS", 4)
-    cfg = run_file(fresh, tiny_target, epochs=4000, max_seconds=1e-3, eval_every=10_000)
-    told = At(4, lambda: None)
-    summary = train(cfg, RunFolder(fresh), True, told)
-    assert summary["num_steps"] == 5
-    state = load_checkpoint(RunFolder(fresh).train() / "last").state
-    assert (state.planned, state.num_steps) == (True, 5)
-    assert any("5 steps fit" in note for note in told.notes)
+    summary = train(run_file(fresh, tiny_target, max_steps=6, max_seconds=1e6), RunFolder(fresh), True, Silent())
+    assert summary["num_steps"] == 6
+    assert load_checkpoint(RunFolder(fresh).train() / "last").state.planned
 
 
 def test_without_held_out_rows_the_last_checkpoint_is_the_best(tmp_path: Path, tiny_target: Path) -> None:

@@ -6,6 +6,7 @@ outermost loop are errors caught broadly; each branch of the family has its exit
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,9 @@ from headrace.cli import stages
 from headrace.cli.progress import Terminal
 from headrace.config import load_run_file
 from headrace.errors import HeadraceError
+
+# Spinning threads make a shared machine several times slower (docs/log.md, 2026-11-30). Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 app = typer.Typer(
     help="Carries a target model's hidden states to the trainer of its speculative-decoding drafter.",

@@ -57,10 +57,12 @@ class Run:
         self.resolved.save(folder)
         started = time.time()
         clock = time.monotonic()
-        yield
-        line = {"stage": name, "started": round(started, 3), "seconds": round(time.monotonic() - clock, 3)}
-        with open(self.folder.root / "stages.jsonl", "a", encoding="utf-8") as out:
-            out.write(json.dumps(line) + "\n")
+        try:
+            yield
+        finally:
+            line = {"stage": name, "started": round(started, 3), "seconds": round(time.monotonic() - clock, 3)}
+            with open(self.folder.root / "stages.jsonl", "a", encoding="utf-8") as out:
+                out.write(json.dumps(line) + "\n")
 
 
 def prepare(run: Run) -> Summary:

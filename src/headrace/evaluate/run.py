@@ -4,6 +4,7 @@ In: held-out prompts of the prepared set, a target, a drafter. Out: `prompts.jso
 that an interrupted evaluation goes on; and `results.json`. The trained drafter decodes for real beside plain decoding.
 Prompt lookup, the drafter without features and the untrained one are counted by replaying the plain greedy answer:
 which drafted tokens stand depends on that answer alone, so the count is the one that decoding would give.
+The checkpoint is the last one: the best was chosen by its τ on these very prompts, and would flatter itself.
 """
 
 import json
@@ -18,6 +19,7 @@ import torch
 from headrace.config import EvaluateConfig, RunFile, RunFolder
 from headrace.drafter.acceptance import AcceptanceCount
 from headrace.drafter.model import Drafter, Head
+from headrace.drafter.shape import DrafterShape
 from headrace.errors import ConfigError, EvaluateError
 from headrace.evaluate.decode import Decoded, Plain, Proposer, decode, decode_plain
 from headrace.evaluate.identity import compare
@@ -33,6 +35,7 @@ from headrace.progress import Progress
 from headrace.record import digest
 from headrace.target.head import load_head
 from headrace.target.transformers_target import TransformersTarget
+from headrace.train.checkpoint import LAST
 from headrace.train.load import load_drafter
 
 FLOORS = ("untrained", "no_features", "prompt_lookup")
@@ -42,20 +45,21 @@ Line = dict[str, Any]
 def evaluate(
     cfg: RunFile, folder: RunFolder, target: TransformersTarget, progress: Progress, drafter: Path | None = None
 ) -> dict[str, Any]:
-    """Evaluate the run's best checkpoint, or with `drafter` an exported folder.
+    """Evaluate the run's last checkpoint, or with `drafter` an exported folder.
 
-    Returns: the figures of `results.json` (docs/results.md), also written to `eval/`, or to `eval-export/`.
+    Returns: the figures of `eval/results.json`, or of `eval/results-export.json` for an exported folder.
     Raises: EvaluateError when the run has no held-out prompt, or its drafter belongs to another target.
     """
     where = folder.evaluation if drafter is None else folder.evaluation.with_name("eval-export")
     prepared = PreparedSet.open(folder.prepared)
     proposers = _proposers(cfg, folder, target, drafter)
-    work = _Evaluation(cfg.evaluate, prepared, target, proposers)
+    work = _Evaluation(cfg.evaluate, prepared, target, proposers, cfg.train.seed)
     stage = _stage(where, work.identity(), progress)
     path = where / "prompts.jsonl"
     done = {line["row"]: line for line in _read(path)}
     rows = work.rows()
     progress.start("eval", len(rows), "prompts", len(done))
+    work.warm_up()
     with open(path, "a", encoding="utf-8") as out:
         for row in rows:
             if row not in done:
@@ -66,7 +70,7 @@ def evaluate(
             progress.advance(len(done), tau=counted.tau)
     progress.end()
     results = summarise([done[row] for row in rows], cfg.evaluate)
-    write_json(where / "results.json", results)
+    write_json(folder.evaluation / ("results.json" if drafter is None else "results-export.json"), results)
     stage.finish(results)
     _tell(results, progress)
     return results
@@ -78,20 +82,14 @@ class _Proposers:
 
     drafter: DrafterProposer
     floors: dict[str, Proposer]
-    weights: str
+    weights: dict[str, str]
 
 
 def _proposers(cfg: RunFile, folder: RunFolder, target: TransformersTarget, exported: Path | None) -> _Proposers:
-    config = target.model.config
-    head = load_head(target.folder, config).to(target.model.device, target.model.dtype)
-    if exported is None:
-        best = folder.train() / "best"
-        trained, extras = load_drafter(best)
-        _check_target(extras["target"]["weights_hash"], target)
-        weights = digest(b"".join(sorted(p.read_bytes() for p in best.glob("*.safetensors")))).hex()
-    else:
-        trained = load_stock(exported)
-        weights = digest((exported / WEIGHTS).read_bytes()).hex()
+    head = load_head(target.folder, target.model.config).to(target.model.device, target.model.dtype)
+    trained = _load(folder.train() / LAST, target) if exported is None else load_stock(exported)
+    _check_shape(trained.shape, target)
+    weights = {"drafter": _digest((folder.train() / LAST if exported is None else exported) / WEIGHTS)}
     own = _proposer(trained, target, head)
     untrained = Drafter(trained.shape, cfg.train.seed)
     untrained.feature_scale.copy_(trained.feature_scale)
@@ -99,10 +97,10 @@ def _proposers(cfg: RunFile, folder: RunFolder, target: TransformersTarget, expo
         "untrained": _proposer(untrained, target, head),
         "prompt_lookup": PromptLookup(cfg.evaluate.lookup_ngram, own.block_size),
     }
-    if (folder.train(False) / "best").exists():
-        floor, extras = load_drafter(folder.train(False) / "best")
-        _check_target(extras["target"]["weights_hash"], target)
-        floors["no_features"] = _proposer(floor, target, head)
+    without_features = folder.train(False) / LAST
+    if without_features.exists():
+        floors["no_features"] = _proposer(_load(without_features, target), target, head)
+        weights["no_features"] = _digest(without_features / WEIGHTS)
     return _Proposers(own, floors, weights)
 
 
@@ -110,13 +108,33 @@ def _proposer(drafter: Drafter, target: TransformersTarget, head: Head) -> Draft
     return DrafterProposer(drafter.to(target.model.device, target.model.dtype), head)
 
 
-def _check_target(weights_hash: str, target: TransformersTarget) -> None:
+def _load(checkpoint: Path, target: TransformersTarget) -> Drafter:
+    """A drafter from a checkpoint. Raises: EvaluateError when it was trained for other weights than the target's."""
+    drafter, extras = load_drafter(checkpoint)
+    weights_hash = extras["target"]["weights_hash"]
     if weights_hash != target.spec.weights_hash:
         raise EvaluateError(
             f"the target the drafter was trained for (weights {weights_hash})",
             f"weights {target.spec.weights_hash}",
             "set target.model to the model whose states were captured",
         )
+    return drafter
+
+
+def _check_shape(shape: DrafterShape, target: TransformersTarget) -> None:
+    """A stock folder does not say whose drafter it is; its sizes at least must be the target's."""
+    own = (shape.num_target_layers, shape.hidden_size, shape.vocab_size)
+    found = (target.spec.num_blocks, target.spec.hidden_size, target.spec.vocab_size)
+    if own != found:
+        raise EvaluateError(
+            f"a target of {own[0]} blocks, hidden {own[1]}, vocabulary {own[2]}",
+            f"{found[0]} blocks, hidden {found[1]}, vocabulary {found[2]}",
+            "set target.model to the drafter's own target",
+        )
+
+
+def _digest(weights: Path) -> str:
+    return digest(weights.read_bytes()).hex()
 
 
 @dataclass
@@ -127,6 +145,13 @@ class _Evaluation:
     prepared: PreparedSet
     target: TransformersTarget
     proposers: _Proposers
+    train_seed: int
+
+    def warm_up(self) -> None:
+        """Run a few tokens, so that what a first pass costs once is not put down to plain decoding."""
+        ids = self.prepared.sample(self.rows()[0]).input_ids[:2].tolist()
+        with LiveVerifier(self.target, self.proposers.drafter.taps) as live:
+            decode_plain(live, ids, 4, (), Sampling())
 
     def rows(self) -> list[int]:
         """Held-out rows, evenly spaced if fewer are wanted. Raises: EvaluateError when there are none."""
@@ -145,8 +170,8 @@ class _Evaluation:
             "evaluate": self.cfg.model_dump(mode="json"),
             "prepared": self.prepared.fingerprint,
             "target": kept,
-            "drafter": self.proposers.weights,
-            "floors": sorted(self.proposers.floors),
+            "drafters": self.proposers.weights,
+            "untrained_seed": self.train_seed,
         }
 
     def prompt(self, row: int) -> Line:
@@ -202,7 +227,7 @@ def summarise(lines: list[Line], cfg: EvaluateConfig) -> dict[str, Any]:
         "greedy_identical": "differs" not in verdicts if verdicts else None,
         "num_ties": verdicts.count("tie"),
         "num_prompts": len(lines),
-        "num_tokens": sum(line["tokens"] for line in lines),
+        "tokens": sum(line["tokens"] for line in lines),
         "per_task": _per_task(lines),
         "per_slot": [round(share, 4) for share in own.per_slot()],
         "seconds_plain": round(sum(line["seconds"]["plain"] for line in lines), 2),

@@ -56,7 +56,7 @@ class LiveVerifier:
         if num_tokens > held:
             raise EvaluateError(f"at most {held} tokens to keep", str(num_tokens), "feed them first")
         if num_tokens < held:
-            self._cache.crop(num_tokens)
+            self._cache.crop(num_tokens - held)  # below 0: how many to remove, in every version of transformers
 
 
 class ReplayVerifier:

@@ -24,6 +24,7 @@ from headrace.files import write_atomic, write_json
 from headrace.progress import Progress
 from headrace.target.head import FrozenHead, load_head
 from headrace.target.transformers_target import target_folder
+from headrace.train.checkpoint import LAST
 from headrace.train.load import load_drafter
 
 load_zlab = load_stock
@@ -94,12 +95,12 @@ def serve_commands(target: str, drafter_folder: Path, block_size: int) -> dict[s
 
 
 def export_run(cfg: RunFile, folder: RunFolder, progress: Progress) -> dict[str, Any]:
-    """Export a run's best checkpoint to `drafter/` and say how to serve it.
+    """Export a run's last checkpoint, the one that is evaluated, to `drafter/` and say how to serve it.
 
     Returns: folder, step and τ of the checkpoint, bytes, and the commands by engine.
     Raises: TrainError without a checkpoint; ExportError as `export_zlab`.
     """
-    drafter, extras = load_drafter(folder.train() / "best")
+    drafter, extras = load_drafter(folder.train() / LAST)
     model = target_folder(cfg.target.model)
     config = AutoConfig.from_pretrained(model)
     text = config.get_text_config()

@@ -36,8 +36,10 @@ from headrace.train.schedule import learning_rate, steps_within
 from headrace.train.step import StepFigures, take_step
 from headrace.train.stop import StopRequest
 
-MEASURED_STEPS = 20  # steps timed before a time limit becomes a number of steps
-WARM_STEPS = 3  # of these, the first are slower than the rest and left out
+# A time limit becomes a number of steps after so many of them, or, where steps are long, after this share of the limit.
+MEASURED_STEPS = 20
+MEASURED_SHARE = 0.1
+WARM_STEPS = 3  # the first are slower than the rest and left out, at most half of what was measured
 
 
 def train(cfg: RunFile, folder: RunFolder, features: bool, progress: Progress) -> dict[str, Any]:
@@ -159,9 +161,12 @@ class Training:
     def _plan(self, seconds: float) -> None:
         """Turn the time limit into a number of steps, once enough of them are measured."""
         self.step_seconds.append(seconds)
-        if self.cfg.max_seconds is None or self.state.planned or len(self.step_seconds) < MEASURED_STEPS:
+        measured = len(self.step_seconds)
+        if self.cfg.max_seconds is None or self.state.planned or measured < 2:
             return
-        step_s = statistics.median(self.step_seconds[WARM_STEPS:])
+        if measured < MEASURED_STEPS and self.state.elapsed_s < MEASURED_SHARE * self.cfg.max_seconds:
+            return
+        step_s = statistics.median(self.step_seconds[min(WARM_STEPS, measured // 2) :])
         left = self.cfg.max_seconds - self.state.elapsed_s
         planned = steps_within(
             left, step_s, self.eval_seconds, self.cfg.eval_every, self.state.step, self.state.num_steps

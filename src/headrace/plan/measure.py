@@ -1,0 +1,116 @@
+"""Measured beats modelled: rates timed here replace those of the catalogue, and a finished run is laid beside its plan.
+
+In: samples of timings, or what a run's stages recorded. Out: inputs with a measurement in them; rows of planned and
+real. The timing itself belongs to whoever runs target and trainer; this room only reads its results.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from headrace.errors import PlanError
+from headrace.plan.inputs import Measurement, PlanInputs
+from headrace.plan.plan import Plan
+from headrace.plan.quantity import bytes_text, time_text
+
+# Real quantity -> the plan's figure, the share it may be off by.
+CHECKED = {
+    "total_bytes": ("total_bytes", 0.01),
+    "stored_bytes": ("stored_bytes", 0.01),
+    "capture_s": ("capture_s", 0.25),
+    "train_s": ("train_s", 0.25),
+    "decode_s": ("decode_s", 0.25),
+}
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """One quantity, planned and real; `ratio` is real / planned."""
+
+    name: str
+    planned: float
+    real: float
+    ratio: float
+    tolerance: float
+    ok: bool
+
+    def text(self) -> str:
+        """In one line."""
+        show = bytes_text if self.name.endswith("bytes") else time_text
+        verdict = "within" if self.ok else "NOT within"
+        return f"{self.name}: planned {show(self.planned)}, real {show(self.real)}, {verdict} {self.tolerance:.0%}"
+
+
+def apply_measurement(inputs: PlanInputs, measured: Measurement) -> PlanInputs:
+    """The same inputs, planned from measured rates."""
+    return inputs.model_copy(update={"measured": measured})
+
+
+def from_timings(
+    machine: str,
+    date: str,
+    capture: Sequence[tuple[float, float]] = (),
+    train: Sequence[tuple[float, float]] = (),
+    decode: Sequence[tuple[float, float]] = (),
+    capture_fixed_s: float = 0.0,
+    train_fixed_s: float = 0.0,
+) -> Measurement:
+    """Make a measurement from runs of (tokens, seconds), the median of each kind. Raises: PlanError."""
+    return Measurement(
+        machine=machine,
+        date=date,
+        capture_tokens_s=_median_rate(capture, "capture"),
+        train_tokens_s=_median_rate(train, "training"),
+        decode_tokens_s=_median_rate(decode, "decoding"),
+        capture_fixed_s=capture_fixed_s,
+        train_fixed_s=train_fixed_s,
+        num_runs=max(len(capture), len(train), len(decode), 1),
+    )
+
+
+def _median_rate(runs: Sequence[tuple[float, float]], what: str) -> float | None:
+    if not runs:
+        return None
+    if any(tokens <= 0 or seconds <= 0 for tokens, seconds in runs):
+        raise PlanError("runs of some tokens in some time", f"{what}: {list(runs)}", "time a longer slice")
+    return median(tokens / seconds for tokens, seconds in runs)
+
+
+def check(plan: Plan, real: Mapping[str, float]) -> tuple[CheckRow, ...]:
+    """Put a plan beside what a run took. `real` holds any of CHECKED: payload and stored bytes, seconds of stages.
+
+    Raises: PlanError for a quantity that no plan has, and where plan and run have none in common.
+    """
+    planned = {name: plan.figures[figure].value for name, (figure, _) in CHECKED.items() if figure in plan.figures}
+    return check_figures(planned, real)
+
+
+def check_saved(saved: Mapping[str, Any], real: Mapping[str, float]) -> tuple[CheckRow, ...]:
+    """As `check`, from the JSON of a saved plan. Raises: PlanError."""
+    try:
+        figures = saved["plan"]["figures"]
+        planned = {name: float(figures[f]["value"]) for name, (f, _) in CHECKED.items() if f in figures}
+    except (KeyError, TypeError, ValueError) as exc:
+        raise PlanError("a plan saved by this version", f"no {exc}", "make the plan again") from exc
+    return check_figures(planned, real)
+
+
+def check_figures(planned: Mapping[str, float], real: Mapping[str, float]) -> tuple[CheckRow, ...]:
+    """Compare by name."""
+    unknown = sorted(set(real) - set(CHECKED))
+    if unknown:
+        raise PlanError(f"quantities among {', '.join(CHECKED)}", ", ".join(unknown), "see docs/plan.md")
+    rows = []
+    for name, value in real.items():
+        if name in planned:
+            ratio = value / planned[name] if planned[name] else float("inf")
+            tolerance = CHECKED[name][1]
+            rows.append(CheckRow(name, planned[name], value, ratio, tolerance, abs(ratio - 1) <= tolerance))
+    if not rows:
+        raise PlanError(
+            "something both planned and done",
+            f"planned {sorted(planned)}, done {sorted(real)}",
+            "plan with the same inputs",
+        )
+    return tuple(rows)

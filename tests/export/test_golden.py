@@ -1,0 +1,69 @@
+"""z-lab's own package agrees: the exported folder loads there, with the same logits and the same accepted lengths."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.drafter.model import head_logits
+from headrace.evaluate.decode import decode
+from headrace.evaluate.propose import DrafterProposer
+from headrace.evaluate.sampling import Sampling
+from headrace.evaluate.verify import LiveVerifier
+from headrace.export.zlab import export_zlab, load_zlab
+from tests.evaluate.conftest import BLOCK, LIMIT, TAPS, Pair, plain
+
+theirs = pytest.importorskip("dflash.model", reason="z-lab's package dflash is not installed (make setup brings it)")
+
+
+@pytest.fixture(scope="module")
+def folder(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "drafter"
+    export_zlab(pair.drafter, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> Any:
+    return theirs.DFlashDraftModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+@torch.inference_mode()
+def test_block_logits_are_theirs(pair: Pair, folder: Path, loaded: Any) -> None:
+    ours = load_zlab(folder)
+    for ids in pair.prompts:
+        given = plain(pair.target, ids)
+        features = given.states_TLH.flatten(1)  # type: ignore[union-attr]
+        anchor, anchor_id = len(ids), given.ids[0]
+        block = torch.tensor([[anchor_id, *[ours.shape.mask_token_id] * (BLOCK - 1)]])
+        expected = loaded.compute_logits(
+            loaded(
+                target_hidden=features[None, :anchor],
+                noise_embedding=torch.nn.functional.embedding(block, pair.head.embedding_VH),
+                position_ids=torch.arange(anchor + BLOCK)[None],
+            ),
+            pair.target.model.lm_head,
+        )[0, 1:]
+        context = ours.extend_context(ours.empty_context(), features[:anchor], 0)
+        found = head_logits(ours.draft(context, anchor_id, anchor, pair.head), pair.head)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_accepted_lengths_are_theirs(pair: Pair, folder: Path, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theirs, "_cuda_time", time.perf_counter)
+    proposer = DrafterProposer(load_zlab(folder), pair.head)
+    all_gained = []
+    for ids in pair.prompts:
+        stats = theirs.dflash_generate(
+            loaded, pair.target.model, torch.tensor([ids]), LIMIT, sorted(pair.target.stop_ids), return_stats=True
+        )
+        with LiveVerifier(pair.target, TAPS) as live:
+            found = decode(live, proposer, ids, LIMIT, pair.target.stop_ids, Sampling())
+        assert found.ids == stats.output_ids[0, len(ids) :].tolist()
+        # Their last block before the limit is drafted at a shorter length than it was trained at; ours never is.
+        whole = [n for n, offered in zip(found.gained, found.offered, strict=True) if offered == BLOCK - 1]
+        assert whole == stats.acceptance_lengths[: len(whole)]
+        all_gained += whole
+    assert sum(all_gained) / len(all_gained) > 1.2
