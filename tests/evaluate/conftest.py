@@ -1,7 +1,6 @@
 """A tiny target with a drafter that learnt from its answers, made once for the tests of evaluate and export."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,9 +77,19 @@ def taught(target: TransformersTarget, head: FrozenHead, num_steps: int) -> Draf
     return drafter.eval()
 
 
+_MADE: list[Pair] = []
+
+
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Made once, although two folders of tests ask for it."""
+    if not _MADE:
+        _MADE.append(make_pair(tmp_path_factory))
+    return _MADE[0]
+
+
+def make_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = save_tiny_target(tmp_path_factory.mktemp("tiny") / "model", tied=False)
     target = load_target(TargetConfig(model=str(folder), dtype="float32"))
     head = load_head(folder, target.model.config).to("cpu", torch.float32)
-    return Pair(target, head, taught(target, head, 120), prompts(24, seed=1)[:10])
+    return Pair(target, head, taught(target, head, 70), prompts(24, seed=1)[:10])

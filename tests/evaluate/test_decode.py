@@ -6,7 +6,7 @@ import torch
 from headrace.drafter.acceptance import AcceptanceCount, teacher_forced
 from headrace.drafter.model import Drafter
 from headrace.errors import EvaluateError
-from headrace.evaluate.decode import Decoded, Proposal, decode, decode_plain
+from headrace.evaluate.decode import Decoded, Proposal, Verified, decode, decode_plain
 from headrace.evaluate.lookup import PromptLookup
 from headrace.evaluate.propose import DrafterProposer
 from headrace.evaluate.sampling import Sampling
@@ -134,3 +134,50 @@ def test_empty_prompts_and_limits_are_refused(pair: Pair) -> None:
         speculate(pair, PromptLookup(3, BLOCK), [])
     with pytest.raises(EvaluateError, match="at least one token"), LiveVerifier(pair.target, ()) as live:
         decode_plain(live, prompts(1, 0)[0], 0, set(), Sampling())
+
+
+class Chain:
+    """A target and a drafter at once: token x is followed by y with the logit of its table."""
+
+    taps = ()
+    block_size = 4
+
+    def __init__(self, seed: int) -> None:
+        self.logits = torch.randn(8, 8, generator=torch.Generator().manual_seed(seed)) * 1.5
+
+    def begin(self) -> None:
+        pass
+
+    def feed(self, ids: list[int], last_only: bool = False) -> Verified:
+        logits = self.logits[ids[-1:] if last_only else ids]
+        return Verified(logits.argmax(-1).tolist(), logits, None)
+
+    def keep(self, num_tokens: int) -> None:
+        pass
+
+    def propose(self, ids: list[int], states: object, num: int, sampling: Sampling) -> Proposal:
+        """Each slot's distribution is that after the anchor, as a block drafts without seeing its own choices."""
+        probs = sampling.probabilities(self.logits[[ids[-1]] * num])
+        return Proposal(tuple(sampling.draw(probs)), probs)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.8)])
+def test_sampled_answers_follow_the_targets_distribution(temperature: float, top_p: float) -> None:
+    target, drafter = Chain(1), Chain(2)
+    sampling = Sampling(temperature, top_p, torch.Generator().manual_seed(0))
+    counts = torch.zeros(8, 8, 8)
+    num_accepted = 0
+    for _ in range(4000):
+        answer = decode(target, drafter, [3], 3, (), sampling)  # type: ignore[arg-type]
+        counts[tuple(answer.ids)] += 1
+        num_accepted += sum(answer.gained) - len(answer.gained)
+    after = sampling.probabilities(target.logits)
+    expected = after[3][:, None, None] * after[:, :, None] * after[None]
+    # The second and third token are a block's; 64 cells of 4000 draws stray by about 0.05 in total variation.
+    found, wanted = counts.sum(0) / counts.sum(), expected.sum(0)
+    assert float((found - wanted).abs().sum()) / 2 < 0.06
+    assert not counts[expected == 0].any()
+    assert num_accepted > 500, "nothing was accepted, so nothing was tested"
+    drafted = sampling.probabilities(drafter.logits)
+    unchecked = (drafted[3][:, None, None] * drafted[:, :, None] * drafted[None]).sum(0)
+    assert float((unchecked - wanted).abs().sum()) / 2 > 0.2, "the check could not tell the two apart"

@@ -1,11 +1,23 @@
-"""What the lines of an evaluation add up to; the whole stage runs in tests/integration."""
+"""What the lines of an evaluation add up to, and that it goes on, begins anew or refuses where it should."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from headrace.config import EvaluateConfig
-from headrace.evaluate.run import summarise
+from headrace.config import EvaluateConfig, RunFile, RunFolder
+from headrace.drafter.model import Drafter
+from headrace.errors import EvaluateError
+from headrace.evaluate.run import evaluate, summarise
+from headrace.export.zlab import export_zlab
+from headrace.prepare.prepared import Draft, write_prepared
+from headrace.progress import Silent
+from headrace.record import sample_id
+from headrace.train.checkpoint import Checkpoint, RunState, save_checkpoint
+from tests.evaluate.conftest import BLOCK, LIMIT, Pair, plain, shape
 
 
 def line(row: int, gained: list[int], verdict: str = "same", floors: bool = True) -> dict[str, Any]:
@@ -46,3 +58,110 @@ def test_a_floor_that_was_not_trained_is_none() -> None:
     results = summarise([line(0, [4], floors=False)], EvaluateConfig())
     assert results["tau_no_features"] is None
     assert results["margin_no_features"] is None
+
+
+def made_run(pair: Pair, root: Path) -> tuple[RunFile, RunFolder]:
+    """A run whose prepared set and checkpoints are there, floor included."""
+    folder = RunFolder(root)
+    drafts = []
+    for ids in pair.prompts:
+        whole = np.array([*ids, *plain(pair.target, ids).ids], dtype=np.int32)
+        mask = (np.arange(len(whole)) >= len(ids)).astype(np.uint8)
+        drafts.append(Draft(sample_id(whole, mask), whole, mask, "numbers", heldout=True))
+    write_prepared(folder.prepared, drafts, {"fingerprint": "made up"})
+    save(folder, pair.drafter, pair.target.spec.weights_hash)
+    save(folder, Drafter(replace(shape(), features=False), seed=0), pair.target.spec.weights_hash)
+    return RunFile.model_validate({"run": str(root), "evaluate": {"max_new_tokens": LIMIT, "num_prompts": 4}}), folder
+
+
+def save(folder: RunFolder, drafter: Drafter, weights_hash: str, step: int = 1) -> None:
+    made_from = {"shape": drafter.shape.to_json(), "target": {"weights_hash": weights_hash}}
+    state = RunState(step=step, epoch=0, place=0, num_steps=step, made_from=made_from)
+    weights = {name: tensor.contiguous() for name, tensor in drafter.state_dict().items()}
+    save_checkpoint(folder.train(drafter.shape.features), Checkpoint(weights, {}, state), best=True)
+
+
+def without_seconds(results: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in results.items() if not key.startswith("seconds")}
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def test_an_evaluation_measures_the_drafter_and_each_floor(pair: Pair, tmp_path: Path) -> None:
+    cfg, folder = made_run(pair, tmp_path)
+    results = evaluate(cfg, folder, pair.target, Silent())
+    assert results == json.loads((folder.evaluation / "results.json").read_text())
+    assert results["greedy_identical"] is True
+    assert results["num_prompts"] == 4
+    assert results["tau"] > results["tau_no_features"] >= 1
+    assert results["tau"] > results["tau_untrained"] >= 1
+    assert len(results["per_slot"]) == BLOCK - 1
+
+
+def test_an_interrupted_evaluation_goes_on_and_ends_with_the_same_figures(pair: Pair, tmp_path: Path) -> None:
+    cfg, folder = made_run(pair, tmp_path)
+    whole = evaluate(cfg, folder, pair.target, Silent())
+    path = folder.evaluation / "prompts.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1] + lines[2][:40])
+    again = evaluate(cfg, folder, pair.target, Silent())
+    assert path.read_bytes().splitlines(keepends=True)[:2] == lines[:2]
+    assert len(path.read_bytes().splitlines()) == 4
+    assert without_seconds(again) == without_seconds(whole)
+
+
+def test_another_drafter_or_floor_is_evaluated_anew(pair: Pair, tmp_path: Path) -> None:
+    cfg, folder = made_run(pair, tmp_path)
+    first = evaluate(cfg, folder, pair.target, Silent())
+    save(folder, Drafter(shape(), seed=5), pair.target.spec.weights_hash, step=2)
+    told = Notes()
+    second = evaluate(cfg, folder, pair.target, told)
+    assert second["tau"] < first["tau"]
+    assert any("made anew" in note for note in told.notes)
+    save(folder, Drafter(replace(shape(), features=False), seed=6), pair.target.spec.weights_hash, step=2)
+    told = Notes()
+    evaluate(cfg, folder, pair.target, told)
+    assert any("made anew" in note for note in told.notes)
+
+
+def test_an_exported_folder_has_results_of_its_own(pair: Pair, tmp_path: Path) -> None:
+    cfg, folder = made_run(pair, tmp_path)
+    own = evaluate(cfg, folder, pair.target, Silent())
+    before = (folder.evaluation / "results.json").read_bytes()
+    export_zlab(pair.drafter, folder.export)
+    exported = evaluate(cfg, folder, pair.target, Silent(), drafter=folder.export)
+    assert exported == json.loads((folder.evaluation / "results-export.json").read_text())
+    assert exported["tau"] == pytest.approx(own["tau"], abs=0.1)
+    assert (folder.evaluation / "results.json").read_bytes() == before
+
+
+def test_a_drafter_of_another_target_is_refused(pair: Pair, tmp_path: Path) -> None:
+    cfg, folder = made_run(pair, tmp_path)
+    save(folder, pair.drafter, "of another model", step=2)
+    with pytest.raises(EvaluateError, match="of another model"):
+        evaluate(cfg, folder, pair.target, Silent())
+    export_zlab(Drafter(replace(shape(), num_target_layers=9), seed=0), folder.export)
+    with pytest.raises(EvaluateError, match="9 blocks"):
+        evaluate(cfg, folder, pair.target, Silent(), drafter=folder.export)
+
+
+def test_sampled_answers_have_no_identity_and_no_floors(pair: Pair, tmp_path: Path) -> None:
+    cfg, folder = made_run(pair, tmp_path)
+    sampled = cfg.model_copy(update={"evaluate": cfg.evaluate.model_copy(update={"temperature": 1.0})})
+    results = evaluate(sampled, folder, pair.target, Silent())
+    assert results["greedy_identical"] is None
+    assert results["tau_prompt_lookup"] is None
+    assert results["tau"] >= 1
+
+
+def test_a_run_without_held_out_prompts_is_refused(pair: Pair, tmp_path: Path) -> None:
+    cfg, folder = made_run(pair, tmp_path)
+    write_prepared(folder.prepared, [], {"fingerprint": "empty"})
+    with pytest.raises(EvaluateError, match="held-out"):
+        evaluate(cfg, folder, pair.target, Silent())

@@ -1,19 +1,20 @@
 """z-lab's own package agrees: the exported folder loads there, with the same logits and the same accepted lengths."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from headrace.drafter.model import head_logits
+from headrace.drafter.model import Drafter, head_logits
 from headrace.evaluate.decode import decode
 from headrace.evaluate.propose import DrafterProposer
 from headrace.evaluate.sampling import Sampling
 from headrace.evaluate.verify import LiveVerifier
 from headrace.export.zlab import export_zlab, load_zlab
-from tests.evaluate.conftest import BLOCK, LIMIT, TAPS, Pair, plain
+from tests.evaluate.conftest import BLOCK, LIMIT, TAPS, Pair, plain, shape
 
 theirs = pytest.importorskip("dflash.model", reason="z-lab's package dflash is not installed (make setup brings it)")
 
@@ -30,9 +31,35 @@ def loaded(folder: Path) -> Any:
     return theirs.DFlashDraftModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
 
 
-@torch.inference_mode()
 def test_block_logits_are_theirs(pair: Pair, folder: Path, loaded: Any) -> None:
-    ours = load_zlab(folder)
+    compare_blocks(pair, load_zlab(folder), loaded)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+        {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 16},
+        {
+            "rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)  # fmt: skip
+def test_scaled_rope_is_theirs(pair: Pair, tmp_path: Path, rope: dict[str, Any]) -> None:
+    scaled, unscaled = Drafter(replace(shape(), rope=rope), seed=3), Drafter(shape(), seed=3)
+    export_zlab(scaled, tmp_path)
+    theirs_scaled = theirs.DFlashDraftModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    compare_blocks(pair, load_zlab(tmp_path), theirs_scaled)
+    export_zlab(unscaled, tmp_path)
+    with pytest.raises(AssertionError, match="not close"):
+        compare_blocks(pair, load_zlab(tmp_path), theirs_scaled)
+
+
+@torch.inference_mode()
+def compare_blocks(pair: Pair, ours: Drafter, loaded: Any) -> None:
+    """Logits of the first block of each answer, by both."""
     for ids in pair.prompts:
         given = plain(pair.target, ids)
         features = given.states_TLH.flatten(1)  # type: ignore[union-attr]

@@ -35,7 +35,7 @@ def test_names_are_read_as_people_write_them() -> None:
 def test_an_unknown_card_is_refused_and_the_known_ones_listed(text: str) -> None:
     with pytest.raises(PlanError):
         parse_devices(text, load_catalogue())
-    with pytest.raises(PlanError, match=r"among rtx-4090.*did you mean h100-pcie or h100-sxm"):
+    with pytest.raises(PlanError, match=r"(?s)among rtx-4090.*did you mean h100-pcie or h100-sxm"):
         load_catalogue().gpu("h100")
 
 

@@ -227,7 +227,7 @@ def summarise(lines: list[Line], cfg: EvaluateConfig) -> dict[str, Any]:
         "greedy_identical": "differs" not in verdicts if verdicts else None,
         "num_ties": verdicts.count("tie"),
         "num_prompts": len(lines),
-        "tokens": sum(line["tokens"] for line in lines),
+        "num_tokens": sum(line["tokens"] for line in lines),
         "per_task": _per_task(lines),
         "per_slot": [round(share, 4) for share in own.per_slot()],
         "seconds_plain": round(sum(line["seconds"]["plain"] for line in lines), 2),

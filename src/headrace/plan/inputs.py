@@ -76,7 +76,7 @@ class PlanInputs(Strict):
     disk_budget: str | float | None = Field(
         None, description="room on a disk that is there already; none: bought to size"
     )
-    ram_budget: str | float = Field(0, description="memory of the trainer's host that may hold states")
+    ram_budget: str | float = Field(0.0, description="memory of the trainer's host that may hold states")
     months: float = Field(1.0, gt=0, description="how long rented storage is kept")
     read_ahead: int = Field(64, ge=0, description="samples decoded ahead of the step")
     decode_tokens_s: float | None = Field(None, gt=0, description="answer tokens a second of one stream")

@@ -70,12 +70,13 @@ def make_plan(inputs: PlanInputs) -> Plan:
     width = (len(basis.taps), basis.target.hidden_size, inputs.dtype)
     codec = codec_size(inputs.codec, *width)
     codecs = tuple(codec if n == codec.name else codec_size(n, *width) for n in dict.fromkeys([*names, codec.name]))
-    sites = _sites(basis, codec)
+    sites_of = {c.name: _sites(basis, c) for c in codecs}  # a narrow codec makes a smaller fc, which may fit
+    sites = sites_of[codec.name]
     sizes = {c.name: _stored(basis.tokens, c) for c in codecs}
     options = tuple(
         evaluate_option(way, situation, inputs.max_hours, inputs.max_usd)
         for c in codecs
-        for site in sites
+        for site in sites_of[c.name]
         for situation in [_situation(basis, site, c, sizes[c.name])]
         for way in WAYS
     )

@@ -49,8 +49,8 @@ def parse_rate(text: str | float) -> float:
     if isinstance(text, int | float):
         return _positive(float(text), "a rate", str(text))
     head, slash, per = text.strip().partition("/")
-    if not slash:
-        head, per = re.sub(r"(?i)ps$", "", head), "s"
+    if not slash and head.lower().endswith("ps"):
+        head, per = head[:-2], "s"
     match = _SIZE.fullmatch(head)
     if match is None or per.strip().lower() not in ("s", "sec", "second"):
         raise PlanError("a rate such as 1 Gbit/s or 15 MB/s", repr(text), "B is bytes, b or bit is bits")
