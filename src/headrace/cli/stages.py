@@ -101,15 +101,17 @@ def capture(run: Run) -> Summary:
 
 
 def train(run: Run) -> Summary:
-    """The drafter, and the floor that sees no target state."""
+    """The drafter, and the floor that sees no target state: as many steps, on the same samples."""
     from headrace.train.loop import train as train_drafter
 
     run.release_target()
-    summaries = {}
-    for features in (True, False) if run.cfg.floor else (True,):
-        name = "train" if features else "train the no-features floor"
-        with run.timed(name, run.folder.train(features)):
-            summaries["drafter" if features else "floor"] = train_drafter(run.cfg, run.folder, features, run.progress)
+    with run.timed("train", run.folder.train()):
+        summaries = {"drafter": train_drafter(run.cfg, run.folder, True, run.progress)}
+    if run.cfg.floor:
+        same = {"max_steps": summaries["drafter"]["num_steps"], "max_seconds": None}
+        cfg = run.cfg.model_copy(update={"train": run.cfg.train.model_copy(update=same)})
+        with run.timed("train the no-features floor", run.folder.train(False)):
+            summaries["floor"] = train_drafter(cfg, run.folder, False, run.progress)
     return summaries
 
 

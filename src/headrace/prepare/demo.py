@@ -90,56 +90,56 @@ def _extraction(rng: random.Random) -> str:
     text = rng.choice(
         [
             f"{name}, a {job} from {place}, {verb} to the market on {day} and bought {number} {thing}.",
-            f"On {day}, {name} met {other} in {place}. {other} works as a {job} and is {number} years old.",
+            f"On {day}, {name} met {other} in {place}. {other} works as a {job} and has {number} {thing}.",
             f"The {job} {name} sent {number} {thing} to {other} in {place} last {day}.",
             f"{name} {verb} from {place} on {day} with {number} {thing} for {other}, the {job}.",
         ]
     )
     return rng.choice(
         [
-            f"Extract the name, the place and the day from this text: {text}",
-            f"Who is mentioned in this sentence, and where? {text}",
-            f"List all the facts in this text: {text}",
-            f"Find the number in this sentence and say what it counts: {text}",
-            f"Read the text and answer: what happened on {day}? {text}",
-            f"What is the job of the person in this text? {text}",
-            f"Write the names in this text as a list: {text}",
-            f"Extract the person, job and city as key: value lines. {text}",
-            f"Summarise this in one sentence: {text}",
-            f"Which city is named here? {text}",
-            f"Which day of the week is named here? {text}",
-            f"Turn this text into a JSON object with name, place and day: {text}",
+            f"Extract the name, the job, the city and the day as key: value lines. {text}",
+            f"Turn this text into a JSON object with the keys name, job, place and day: {text}",
+            f"Write a JSON object with the keys name, place, day and number for this text: {text}",
+            f"List all the facts in this text, one on each line: {text}",
+            f"List every name, place, day and number in this text: {text}",
+            f"Copy this text word for word, then list the names in it: {text}",
+            f"Fill in this form. Name: Job: Place: Day: Text: {text}",
+            f"Make a table with the columns name, job, place and day for this text: {text}",
+            f"Extract the person, the thing and the number from this sentence: {text}",
+            f"Quote the text and say which day it names: {text}",
+            f"Write the names, then the places, then the days of this text: {text}",
+            f"Turn this text into YAML with name, job, place, day and number: {text}",
         ]
     )
 
 
 def _rewriting(rng: random.Random) -> str:
-    name, place, day = rng.choice(_NAMES), rng.choice(_PLACES), rng.choice(_DAYS)
+    name, other = rng.sample(_NAMES, 2)
+    place, day = rng.choice(_PLACES), rng.choice(_DAYS)
     animal, thing, topic = rng.choice(_ANIMALS), rng.choice(_THINGS), rng.choice(_TOPICS)
     text = rng.choice(
         [
-            f"the {animal} sat near the {thing} in {place}",
-            f"{name} dont like {topic} but he go to {place} every {day}",
-            f"we was looking for {thing} when the {animal} come back",
-            f"i think {topic} is very nice and very good",
-            f"hey, can u send me the {thing} by {day}? thx, {name}",
-            f"{name} said that the meeting in {place} is moved to {day}",
+            f"The {animal} sat near the {thing} in {place} and waited for {name} until {day}.",
+            f"{name} likes {topic} and goes to {place} every {day} to buy {thing}.",
+            f"We were looking for the {thing} when the {animal} came back to {place}.",
+            f"{name} said that the meeting about {topic} in {place} is moved to {day}.",
+            f"On {day} the {animal} ran past {name}, who was counting {thing} in {place}.",
         ]
     )
     return rng.choice(
         [
-            f"Correct the grammar: {text}",
-            f"Rewrite this sentence more formally: {text}",
-            f"Make this sentence shorter: {text}",
-            f"Rewrite this in the past tense: {text}",
-            f"Rewrite this as a polite email: {text}",
-            f"Say this in simpler words: {text}",
-            f"Rewrite this in the future tense: {text}",
+            f"Repeat this sentence, but write {other} instead of {name}: {text}",
+            f"Rewrite this sentence in capital letters: {text}",
+            f"Rewrite this sentence in the past tense: {text}",
+            f"Rewrite this sentence in the future tense: {text}",
+            f"Repeat this sentence three times: {text}",
             f"Turn this sentence into a question: {text}",
-            f"Make this sound more exciting: {text}",
-            f"Rewrite this sentence with proper punctuation: {text}",
-            f"Put this into the first person: {text}",
-            f"Rewrite this for a child: {text}",
+            f"Rewrite this sentence and add the word slowly: {text}",
+            f"Write this sentence as a polite email: {text}",
+            f"Copy this sentence, then make it shorter: {text}",
+            f"Correct this sentence if it has a mistake, else repeat it: {text}",
+            f"Write this sentence as a newspaper headline, then repeat the sentence: {text}",
+            f"Put this sentence in quotation marks and say who is in it: {text}",
         ]
     )
 
@@ -148,39 +148,40 @@ def _short(rng: random.Random) -> str:
     topic, animal, job, place = rng.choice(_TOPICS), rng.choice(_ANIMALS), rng.choice(_JOBS), rng.choice(_PLACES)
     return rng.choice(
         [
-            f"In one sentence, what is the use of {topic}?",
-            f"What does a {job} do? Answer briefly.",
-            f"Is a {animal} a mammal or a bird? Answer in one sentence.",
-            f"Which country is {place} in?",
-            f"Give a one-sentence definition of {topic}.",
-            f"What does a {animal} eat? Answer in one sentence.",
-            f"Why do people like {topic}? Answer in two sentences.",
-            f"Where does a {animal} live? Answer briefly.",
-            f"What tool does a {job} use most? One sentence.",
-            f"Name one fact about {place}.",
-            f"Describe a {animal} in one sentence.",
-            f"Explain {topic} to a child in two sentences.",
+            f"Spell the word {topic} letter by letter, with a dash between letters.",
+            f"What does a {job} do? Begin with: A {job} is a person who",
+            f"Is a {animal} an animal? Begin with: Yes, a {animal} is",
+            f"Which country is {place} in? Begin with: {place} is a city in",
+            f"Define {topic} in one sentence. Begin with: {topic.capitalize()}",
+            f"Use the word {topic} in three short sentences.",
+            f"Use the words {animal} and {topic} in one sentence, then repeat the sentence.",
+            f"Say hello to a {job} from {place} in one sentence.",
+            f"Write one sentence that begins with: The {job} from {place}",
+            f"How many letters does the word {topic} have? Spell it first.",
+            f"Write the word {animal} ten times.",
+            f"Say in one sentence that a {job} in {place} likes {topic}.",
         ]
     )
 
 
 def _lists(rng: random.Random) -> str:
     topic, animal, job, place = rng.choice(_TOPICS), rng.choice(_ANIMALS), rng.choice(_JOBS), rng.choice(_PLACES)
-    number = rng.randint(3, 5)
+    a, b = rng.randint(2, 40), rng.randint(2, 12)
+    number = rng.randint(3, 6)
     return rng.choice(
         [
-            f"List {number} facts about {topic}.",
-            f"Give me {number} tips for a new {job}.",
-            f"Name {number} things to see in {place}.",
-            f"List {number} reasons to learn about {topic}.",
-            f"Write {number} questions about {topic}.",
-            f"List {number} words that describe a {animal}.",
-            f"Give {number} names for a pet {animal}.",
-            f"List {number} tools that a {job} needs.",
-            f"Write a numbered list of {number} uses of {topic}.",
-            f"What are {number} things to pack for a trip to {place}?",
-            f"List {number} ways to explain {topic} to a class.",
-            f"Give me {number} titles for a story about a {animal} in {place}.",
+            f"Count from {a} to {a + 15}.",
+            f"Count down from {a + 15} to {a}.",
+            f"Write the multiplication table of {a}.",
+            f"List the first ten multiples of {a}.",
+            f"Count from {a} to {a + 12 * b} in steps of {b}.",
+            f"List the even numbers from {2 * a} to {2 * a + 24}.",
+            f"Write a numbered list of {number} facts about {topic}.",
+            f"Name {number} things to see in {place}, as a numbered list.",
+            f"List {number} tools that a {job} needs, as a numbered list.",
+            f"Write {number} questions about {topic}, as a numbered list.",
+            f"Write a table of {a} plus 1 to {a} plus 10, one sum on each line.",
+            f"Write a numbered list of {number} short sentences about a {animal}.",
         ]
     )
 
