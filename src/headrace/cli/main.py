@@ -17,9 +17,11 @@ from rich.console import Console
 
 from headrace import __version__
 from headrace.cli import stages
+from headrace.cli import store as store_commands
+from headrace.cli.failure import failures_shown
+from headrace.cli.plan import plan
 from headrace.cli.progress import Terminal
 from headrace.config import load_run_file
-from headrace.errors import HeadraceError
 
 # Spinning threads make a shared machine several times slower (docs/log.md, 2026-11-30). Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -31,6 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _stderr = Console(stderr=True)
+app.command()(plan)
+app.add_typer(store_commands.app, name="store")
 
 File = Annotated[
     Path | None, typer.Argument(help="run file (YAML); none means the demo's defaults", metavar="[RUN.yaml]")
@@ -43,20 +47,11 @@ def _do(
     work: Callable[[stages.Run], dict[str, Any]], file: Path | None, flags: list[str] | None, as_json: bool
 ) -> None:
     progress = Terminal(_stderr)
-    try:
-        summary = work(stages.Run(load_run_file(file, flags or ()), progress))
-    except HeadraceError as exc:
-        progress.end()
-        _stderr.print(
-            f"headrace: {type(exc).__name__}: {exc}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
-        raise typer.Exit(exc.exit_code) from exc
-    except KeyboardInterrupt as exc:
-        progress.end()
-        _stderr.print("headrace: interrupted; the same command goes on from here", markup=False, soft_wrap=True)
-        raise typer.Exit(130) from exc
-    finally:
-        progress.end()
+    with failures_shown(_stderr):
+        try:
+            summary = work(stages.Run(load_run_file(file, flags or ()), progress))
+        finally:
+            progress.end()
     if as_json:
         sys.stdout.write(json.dumps(summary, ensure_ascii=False) + "\n")
 
