@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: setup demo test test-slow check format clean help
+.PHONY: setup demo recipe test test-slow check format clean help prove-demo prove-golden prove-guards prove-bad-input
 
 help:
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
+	@grep -E '^[a-z-]+:.*  ##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 setup: $(READY)  ## a virtual environment in .venv, pinned by constraints.txt
 
@@ -34,6 +34,24 @@ check: $(READY)  ## format, lint, types, docs
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_docs.py
+
+recipe: $(READY)  ## docs/recipe-gsm8k.md, about an hour and a half; GSM8K=folder with GSM8K's train.jsonl and test.jsonl
+	$(BIN)/python benchmarks/gsm8k/make_prompts.py $(GSM8K) runs/gsm8k-chats
+	$(BIN)/headrace run examples/gsm8k.yaml
+
+prove-demo: $(READY)  ## the demo: its time, τ, floors and greedy identity
+	rm -rf runs/prove-demo
+	$(BIN)/python benchmarks/prove/demo.py runs/prove-demo
+
+prove-golden: $(READY)  ## z-lab's own package agrees with the export
+	$(BIN)/python -m pytest tests/export/test_golden.py
+
+prove-guards: $(READY)  ## what a block may see; shuffled states and overfitting on the states of `make demo`
+	$(BIN)/python -m pytest tests/drafter tests/prepare/test_mask.py tests/target/test_hooks.py tests/evaluate/test_verify.py
+	$(BIN)/python benchmarks/prove/guards.py runs/demo
+
+prove-bad-input: $(READY)  ## bad input is an error or a counted skip
+	$(BIN)/python -m pytest tests/prepare tests/target tests/capture tests/cli
 
 format: $(READY)  ## rewrite to the house format
 	$(BIN)/ruff format src tests benchmarks

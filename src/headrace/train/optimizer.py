@@ -1,10 +1,12 @@
-"""AdamW for a drafter, and its moments as named tensors.
+"""AdamW or Muon for a drafter, and their moments as named tensors.
 
 In: a module's named parameters and the train section. Out: an optimiser that decays matrices only, and a flat mapping
 of tensors from which another process continues to the bit. The learning rate is set at each step, from the schedule.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -12,12 +14,39 @@ from headrace.config import TrainConfig
 from headrace.errors import TrainError
 
 
-def build_optimizer(drafter: torch.nn.Module, cfg: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; weight decay on those with two axes or more."""
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Muon for matrices, AdamW for vectors, as one optimiser; one learning rate serves both.
+
+    Muon's update is scaled to the RMS of AdamW's (adjust_lr_fn match_rms_adamw). Source: Muon as in torch.optim;
+    the scaling, arXiv 2502.16982 section 2.2.
+    """
+
+    def __init__(self, matrices: list[torch.nn.Parameter], vectors: list[torch.nn.Parameter], cfg: TrainConfig) -> None:
+        super().__init__([*matrices, *vectors], {"lr": cfg.lr})
+        self._parts: tuple[torch.optim.Optimizer, ...] = (
+            torch.optim.Muon(matrices, lr=cfg.lr, weight_decay=cfg.weight_decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(vectors, lr=cfg.lr, betas=cfg.betas, weight_decay=0.0),
+        )
+        self.state = defaultdict(dict)  # one for both: no parameter is in two parts
+        for part in self._parts:
+            part.state = self.state
+        self.param_groups = [group for part in self._parts for group in part.param_groups]
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+        """Update every parameter once; closures are not used here."""
+        for part in self._parts:
+            part.step()
+
+
+def build_optimizer(drafter: torch.nn.Module, cfg: TrainConfig) -> torch.optim.Optimizer:
+    """The optimiser of a run over the trainable parameters; weight decay on those with two axes or more."""
     trained = [p for p in drafter.parameters() if p.requires_grad]
+    matrices, vectors = [p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]
+    if cfg.optimizer == "muon":
+        return MuonAndAdamW(matrices, vectors, cfg)
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": cfg.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": cfg.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=cfg.lr, betas=cfg.betas)
 
