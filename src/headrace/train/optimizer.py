@@ -32,7 +32,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
             part.state = self.state
         self.param_groups = [group for part in self._parts for group in part.param_groups]
 
-    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update every parameter once; closures are not used here."""
         for part in self._parts:
             part.step()
