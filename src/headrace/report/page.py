@@ -22,6 +22,12 @@ border-bottom: 1px solid #dde3e6; } td.n, th.n { text-align: right; font-variant
 details { margin-top: 1rem; } code { background: #eef2f4; padding: 0 .25rem; }
 """
 
+_IDENTITY = {
+    True: "every answer is the target's own greedy answer",
+    False: "<strong>some answers differ from the target's own: do not serve this drafter</strong>",
+    None: "answers were sampled, so they are not compared one by one",
+}
+
 
 def write_report(folder: RunFolder, resolved: Resolved) -> dict[str, Any]:
     """Write `report.html` for a captured, trained and evaluated run.
@@ -52,11 +58,7 @@ def write_report(folder: RunFolder, resolved: Resolved) -> dict[str, Any]:
 
 def _lead(results: dict[str, Any]) -> str:
     low, high = results["tau_interval"]
-    same = (
-        "every answer is the target's own greedy answer"
-        if results["greedy_identical"]
-        else "<strong>some answers differ from the target's own: do not serve this drafter</strong>"
-    )
+    same = _IDENTITY[results["greedy_identical"]]
     return (
         f'<p class="lead">The drafter gains <strong>{results["tau"]:.2f} tokens per target pass</strong> '
         f"(95 % interval {low:.2f} to {high:.2f}) on {results['num_prompts']} held-out prompts; {same}.</p>"
