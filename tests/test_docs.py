@@ -33,5 +33,5 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_every_make_target_in_the_docs_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for page in PAGES:
-        for target in re.findall(r"make ([a-z][a-z-]+[a-z])", page.read_text()):
+        for target in re.findall(r"(?:`|^)make ([a-z][a-z-]+[a-z])", page.read_text(), re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name}: make {target}"
