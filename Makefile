@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps dflash==0.1.0
 	touch $(READY)
 
-demo: $(READY)  ## chats to a trained drafter on the built-in target, about ten minutes on two cores
+demo: $(READY)  ## chats to a trained drafter on the built-in target, about twelve minutes on two cores
 	$(BIN)/headrace run examples/demo.yaml
 
 test: $(READY)  ## the default suite: no GPU, no network

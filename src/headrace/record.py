@@ -192,7 +192,9 @@ def segment_from_message(message: bytes | memoryview, expected_digest: bytes) ->
     found = digest(message)
     if found != expected_digest:
         raise StoreError(
-            f"a message with digest {expected_digest.hex()}", found.hex(), "the bytes are damaged; run store repair"
+            f"a message with digest {expected_digest.hex()}",
+            found.hex(),
+            "damaged bytes: run `headrace store repair`",
         )
     batch = pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA)
     column = {name: batch.column(i) for i, name in enumerate(SCHEMA.names)}
