@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: setup demo recipe test test-slow check format clean help prove-demo prove-golden prove-guards prove-bad-input
+.PHONY: setup demo recipe test test-slow check format clean help prove-demo prove-golden prove-guards prove-bad-input prove-plan
 
 help:
 	@grep -E '^[a-z-]+:.*  ##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -52,6 +52,9 @@ prove-guards: $(READY)  ## what a block may see; shuffled states and overfitting
 
 prove-bad-input: $(READY)  ## bad input is an error or a counted skip
 	$(BIN)/python -m pytest tests/prepare tests/target tests/capture tests/cli
+
+prove-plan: $(READY)  ## the planner: published arithmetic, plan beside reality on the demo, no torch
+	$(BIN)/python benchmarks/prove/plan.py runs/demo
 
 format: $(READY)  ## rewrite to the house format
 	$(BIN)/ruff format src tests benchmarks

@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from claims import Claims
 
-from headrace.config import RunFile, RunFolder, load_run_file
+from headrace.config import RunFolder, load_run_file
 from headrace.drafter.acceptance import teacher_forced
 from headrace.drafter.model import Drafter
 from headrace.train.assemble import Parts, assemble
@@ -47,15 +47,15 @@ def spoil(step: Step, seed: int) -> Step:
     return dataclasses.replace(step, micro=micro)
 
 
-def train_arm(cfg: RunFile, parts: Parts, num_steps: int, shuffle: bool) -> Drafter:
+def train_arm(parts: Parts, num_steps: int, shuffle: bool) -> Drafter:
     """Train one arm on the run's own order."""
-    drafter = parts.new_drafter(cfg.train.seed)
-    optimizer = build_optimizer(drafter, cfg.train)
-    steps = training_steps(parts.plan, parts.reader, parts.prepared, cfg.train, (0, 0), set())
+    drafter = parts.new_drafter(parts.train.seed)
+    optimizer = build_optimizer(drafter, parts.train)
+    steps = training_steps(parts.plan, parts.reader, parts.prepared, parts.train, (0, 0), set())
     for number in range(num_steps):
-        set_learning_rate(optimizer, learning_rate(number, num_steps, cfg.train.lr, 0.02, 0.04))
+        set_learning_rate(optimizer, learning_rate(number, num_steps, parts.train.lr, 0.02, 0.04))
         step = next(steps)
-        take_step(drafter, optimizer, parts.head, spoil(step, number) if shuffle else step, cfg.train)
+        take_step(drafter, optimizer, parts.head, spoil(step, number) if shuffle else step, parts.train)
     steps.close()
     return drafter.eval()
 
@@ -64,24 +64,24 @@ def tau_of(drafter: Drafter, parts: Parts, shuffle: bool) -> float:
     """Held-out τ, teacher-forced."""
     held = HeldOut.read(parts.reader, parts.prepared, NUM_HELDOUT)
     features = shuffled(held.features, 0) if shuffle else held.features
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=parts.train.autocast is True):
         return teacher_forced(drafter, features, held.samples, parts.head).tau
 
 
-def overfit(cfg: RunFile, parts: Parts) -> float:
+def overfit(parts: Parts) -> float:
     """τ on one sample after training on nothing else."""
     row = int(parts.plan.rows(0)[0])
-    steps = training_steps(parts.plan, parts.reader, parts.prepared, cfg.train, (0, 0), set())
+    steps = training_steps(parts.plan, parts.reader, parts.prepared, parts.train, (0, 0), set())
     own = next(s for batch in next(steps).micro for s in batch if s.sample.row == row)
     steps.close()
     drafter = parts.new_drafter(0)
-    optimizer = build_optimizer(drafter, cfg.train)
+    optimizer = build_optimizer(drafter, parts.train)
     eligible = torch.nonzero(torch.from_numpy(own.sample.loss_mask[:-1] * own.sample.loss_mask[1:]))[:, 0].numpy()
     sample: TrainSample = dataclasses.replace(own, anchors_A=eligible)
     for number in range(OVERFIT_STEPS):
-        set_learning_rate(optimizer, learning_rate(number, OVERFIT_STEPS, cfg.train.lr, 0.02, 0.04))
-        take_step(drafter, optimizer, parts.head, Step(0, 0, 1, [[sample]]), cfg.train)
-    with torch.autocast("cpu", torch.bfloat16):
+        set_learning_rate(optimizer, learning_rate(number, OVERFIT_STEPS, parts.train.lr, 0.02, 0.04))
+        take_step(drafter, optimizer, parts.head, Step(0, 0, 1, [[sample]]), parts.train)
+    with torch.autocast("cpu", torch.bfloat16, enabled=parts.train.autocast is True):
         return teacher_forced(drafter.eval(), [sample.features_TF], [sample.sample], parts.head).tau
 
 
@@ -92,13 +92,13 @@ def main(run: Path, num_steps: int) -> None:
     folder = RunFolder(run)
     states, none = assemble(cfg, folder, True), assemble(cfg, folder, False)
     claims = Claims("guards that training shows")
-    reached, block = overfit(cfg, states), states.shape.block_size
+    reached, block = overfit(states), states.shape.block_size
     claims.add(
         "overfitting one repeated sample", f"τ above {block / 2:g}, half a block", f"{reached:.2f}", reached > block / 2
     )
-    with_states = tau_of(train_arm(cfg, states, num_steps, False), states, False)
-    without = tau_of(train_arm(cfg, none, num_steps, False), none, False)
-    spoilt = tau_of(train_arm(cfg, states, num_steps, True), states, True)
+    with_states = tau_of(train_arm(states, num_steps, False), states, False)
+    without = tau_of(train_arm(none, num_steps, False), none, False)
+    spoilt = tau_of(train_arm(states, num_steps, True), states, True)
     claims.add(
         f"τ with shuffled states, after {num_steps} steps",
         f"within 5 % of no states ({without:.3f})",

@@ -29,7 +29,9 @@ class TargetConfig(Strict):
     """The large model whose hidden states are captured."""
 
     model: str = Field("demo", description="demo (the built-in target), a local folder or a hub id")
-    dtype: Literal["bfloat16", "float32", "float16"] = Field("bfloat16", description="dtype of weights and states")
+    dtype: Literal["auto", "bfloat16", "float32", "float16"] = Field(
+        "auto", description="dtype the target runs in; auto: bfloat16 where the device is fast in it, else float32"
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     taps: list[str] | None = Field(None, description="tap names; none means the default rule with num_taps")
     num_taps: int = Field(5, ge=1, description="how many taps the default rule places")
@@ -73,6 +75,9 @@ class CaptureConfig(Strict):
 
     group_tokens: int = Field(4096, ge=1, description="padded tokens of one forward pass")
     codec: Literal["raw"] = Field("raw", description="how states are encoded")
+    dtype: Literal["bfloat16", "float32", "float16"] | None = Field(
+        None, description="dtype of stored states; none means target.dtype, or bfloat16 where that is auto"
+    )
     tolerate_failures: float = Field(0.01, ge=0, le=1, description="stop when more than this share of samples fails")
 
 
@@ -116,7 +121,9 @@ class TrainConfig(Strict):
     weight_decay: float = Field(0.01, ge=0, description="on matrices only")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's")
     clip: float = Field(1.0, gt=0, description="largest gradient norm")
-    autocast: bool = Field(True, description="bfloat16 autocast; weights stay float32")
+    autocast: bool | None = Field(
+        None, description="bfloat16 autocast, weights stay float32; none means where the device is fast in bfloat16"
+    )
     seed: int = Field(0, ge=0, description="weights and anchors")
     threads: int | None = Field(None, ge=1, description="CPU threads; none means all")
     eval_every: int = Field(100, ge=1, description="steps between held-out evaluations")
@@ -152,6 +159,13 @@ class RunFile(Strict):
     drafter: DrafterConfig = Field(default_factory=DrafterConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
+
+    @property
+    def states_dtype(self) -> Literal["bfloat16", "float32", "float16"]:
+        """The dtype of stored states."""
+        if self.capture.dtype is not None:
+            return self.capture.dtype
+        return "bfloat16" if self.target.dtype == "auto" else self.target.dtype
 
     @model_validator(mode="after")
     def _micro_fits_step(self) -> "RunFile":

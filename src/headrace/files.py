@@ -1,6 +1,7 @@
 """Files that are whole or absent, and the record each stage keeps of what it made from what.
 
 In: bytes or JSON for a path. Out: the file, published by rename after fsync of the file and then of its folder.
+JSON lines that are appended may end torn and are read without the torn one.
 A stage's folder holds `stage.json`: the identity of its inputs and settings, whether it finished, and its summary.
 """
 
@@ -39,6 +40,22 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically, keys in the order given."""
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file; none if it is not there; a torn last line is left out."""
+    if not path.exists():
+        return []
+    whole = path.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in whole]
+
+
+def stage_seconds(root: Path) -> dict[str, float]:
+    """Seconds of each stage of a run, summed over every start, in the order first met; from `stages.jsonl`."""
+    totals: dict[str, float] = {}
+    for line in read_json_lines(root / "stages.jsonl"):
+        totals[line["stage"]] = round(totals.get(line["stage"], 0.0) + line["seconds"], 1)
+    return totals
 
 
 class Stage:

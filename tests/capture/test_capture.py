@@ -24,7 +24,7 @@ from headrace.progress import Silent
 from headrace.store.reader import StoreReader
 from headrace.store.writer import StoreWriter
 from headrace.taps import Tap
-from headrace.target.transformers_target import TransformersTarget
+from headrace.target.transformers_target import TransformersTarget, load_target
 from tests.capture.conftest import LENGTHS, make_cfg, write_set
 
 Fault = Callable[[torch.Tensor], torch.Tensor]
@@ -250,3 +250,31 @@ def test_progress_counts_what_the_store_holds(cfg: RunFile, folder: RunFolder, t
     assert told[0] == (f"capture {sum(LENGTHS)} tokens", 0)
     assert told[-1] == ("MB tokens_s", sum(LENGTHS))
     assert 0 < summary["seconds"] <= time.monotonic() - started
+
+
+def test_states_are_stored_in_bfloat16_whatever_a_target_of_any_dtype_runs_in(
+    cfg: RunFile, folder: RunFolder, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.target.transformers_target.fast_bfloat16", lambda device: False)
+    auto = cfg.model_copy(update={"target": cfg.target.model_copy(update={"dtype": "auto"})})
+    exact = load_target(auto.target)
+    assert exact.spec.dtype == "float32"
+    summary = capture(auto, folder, exact, Silent())
+    assert summary["bytes_raw"] == sum(LENGTHS) * 2 * exact.spec.hidden_size * 2
+    prepared, taps = PreparedSet.open(folder.prepared), capture_taps(cfg, 5)
+    group = capture_groups(prepared.lengths, 5, 40)[0]
+    states = exact.states([prepared.sample(row).input_ids for row in group.rows], taps, group.padded_tokens)
+    stored = payloads(folder)
+    for row, own in zip(group.rows, states, strict=True):
+        assert stored[row] == own.to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
+
+
+def test_a_state_beyond_float16_is_a_failure_not_an_infinity(
+    cfg: RunFile, folder: RunFolder, target: TransformersTarget
+) -> None:
+    def loud(states: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(states, 1e6)
+
+    narrow = cfg.model_copy(update={"capture": cfg.capture.model_copy(update={"dtype": "float16"})})
+    with pytest.raises(CaptureError, match="not finite"):
+        capture(narrow, folder, Faulty(target, 7, loud), Silent())

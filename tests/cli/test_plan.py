@@ -61,3 +61,24 @@ def test_the_command_loads_no_torch() -> None:
     root = Path(__file__).parent.parent.parent
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=root)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--measure"], "run file"),
+        (["--set", "train.epochs=2", *NUMBERS, "--samples", "10", "--mean-tokens", "8"], "RUN.yaml"),
+        (["--check", "nowhere"], "a saved plan"),
+    ],
+)
+def test_what_needs_a_run_says_so(words: list[str], found: str) -> None:
+    result = CliRunner().invoke(app, ["plan", *words])
+    assert result.exit_code == 3
+    assert found in result.stderr
+
+
+def test_a_plan_can_be_saved(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    words = ["plan", *NUMBERS, "--samples", "10", "--mean-tokens", "8", "--save", str(path)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert json.loads(path.read_text(encoding="utf-8"))["plan"]["bytes_per_token"] == 51_200

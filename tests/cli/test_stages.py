@@ -6,8 +6,8 @@ import pytest
 
 from headrace.cli.stages import STAGES, Run
 from headrace.config import load_run_file
+from headrace.files import stage_seconds
 from headrace.progress import Silent
-from headrace.report.results import stage_seconds
 
 
 def a_run(root: Path) -> Run:
@@ -24,5 +24,5 @@ def test_a_stage_that_is_interrupted_is_timed_too(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     with run.timed("train", run.folder.train()):
         pass
-    assert set(stage_seconds(run.folder)) == {"train"}
+    assert set(stage_seconds(run.folder.root)) == {"train"}
     assert (run.folder.train() / "run.resolved.yaml").exists()

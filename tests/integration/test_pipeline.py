@@ -84,3 +84,20 @@ def test_a_changed_setting_is_refused_by_name(run_file: Path) -> None:
     result = CliRunner().invoke(app, ["train", str(run_file), "--set", "train.lr=0.5"])
     assert result.exit_code == 2
     assert "train.lr" in result.stderr
+
+
+def test_a_run_is_planned_from_measured_rates_and_checked_afterwards(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.trial.RUN_SECONDS", 0.05)
+    folder = run_file.parent / "run"
+    planned = json.loads(call("plan", str(run_file), "--measure", "--json"))
+    assert planned["figures"]["train_s"]["modelled"] is False
+    assert (folder / "plan.json").exists()
+    assert not (folder / "trial").exists()
+    rows = {row["name"]: row for row in json.loads(call("plan", "--check", str(folder), "--json"))}
+    assert {"total_bytes", "stored_bytes", "capture_s", "train_s"} <= set(rows)
+    assert rows["total_bytes"]["ok"]
+    assert "planned" in call("plan", "--check", str(folder))
+    call("report", str(run_file))
+    assert "Planned and real" in (folder / "report.html").read_text()

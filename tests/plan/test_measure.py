@@ -38,6 +38,13 @@ def test_plan_and_reality_stand_side_by_side() -> None:
     assert "NOT within 25%" in rows["train_s"].text()
 
 
+def test_a_run_that_ended_early_is_laid_beside_its_share_of_the_time() -> None:
+    plan = make_plan(apply_measurement(INPUTS, MEASURED))
+    (row,) = check(plan, {"train_s": 10.0, "train_tokens": 500})
+    assert row.planned == 10
+    assert row.ok
+
+
 def test_a_saved_plan_is_checked_and_made_again(tmp_path: Path) -> None:
     plan = make_plan(apply_measurement(INPUTS, MEASURED))
     save_plan(plan, tmp_path / "plan.json")

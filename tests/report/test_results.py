@@ -7,7 +7,8 @@ import pytest
 
 from headrace.config import RunFolder
 from headrace.errors import HeadraceError
-from headrace.report.results import KEYS, gather, read_lines, stage_seconds
+from headrace.files import read_json_lines, stage_seconds
+from headrace.report.results import KEYS, gather
 
 
 def a_run(root: Path) -> RunFolder:
@@ -42,12 +43,12 @@ def test_results_hold_every_promised_key(tmp_path: Path) -> None:
 
 
 def test_every_start_of_a_stage_counts(tmp_path: Path) -> None:
-    assert stage_seconds(a_run(tmp_path)) == {"train": 3.0, "eval": 1.5}
+    assert stage_seconds(a_run(tmp_path).root) == {"train": 3.0, "eval": 1.5}
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
-    assert len(read_lines(a_run(tmp_path).root / "stages.jsonl")) == 3
-    assert read_lines(tmp_path / "none.jsonl") == []
+    assert len(read_json_lines(a_run(tmp_path).root / "stages.jsonl")) == 3
+    assert read_json_lines(tmp_path / "none.jsonl") == []
 
 
 def test_a_missing_stage_is_named(tmp_path: Path) -> None:

@@ -77,3 +77,16 @@ def test_every_setting_that_decides_is_part_of_the_identity(tmp_path: Path, tiny
     parts = assemble(run_file(tmp_path, tiny_target), folder, features=False)
     assert {"train.lr", "train.seed", "order.seed", "shape", "prepared", "target"} <= set(parts.identity)
     assert not {"train.threads", "train.save_seconds", "train.tensorboard", "train.read_ahead"} & set(parts.identity)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_autocast_is_used_where_the_device_is_fast_in_bfloat16(
+    tmp_path: Path, tiny_target: Path, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.train.assemble.fast_bfloat16", lambda device: fast)
+    folder = make_run(tmp_path, tiny_target)
+    parts = assemble(run_file(tmp_path, tiny_target, autocast=None), folder, True)
+    assert parts.train.autocast is fast
+    assert parts.identity["train.autocast"] is fast
+    assert parts.head.head_VH.dtype == (torch.bfloat16 if fast else torch.float32)
+    parts.close()

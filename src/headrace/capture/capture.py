@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from headrace.capture.check import check_states
-from headrace.codec.base import Codec, open_codec
+from headrace.codec.base import TORCH_DTYPES, Codec, open_codec
 from headrace.codec.spec import CodecSpec
 from headrace.config import RunFile, RunFolder
 from headrace.errors import CaptureError
@@ -41,7 +41,7 @@ def capture(cfg: RunFile, folder: RunFolder, target: Target, progress: Progress)
     """
     prepared = PreparedSet.open(folder.prepared)
     taps = capture_taps(cfg, target.spec.num_blocks)
-    codec = open_codec(CodecSpec(cfg.capture.codec, 0, len(taps), target.spec.hidden_size, target.spec.dtype))
+    codec = open_codec(CodecSpec(cfg.capture.codec, 0, len(taps), target.spec.hidden_size, cfg.states_dtype))
     manifest = _manifest(cfg, target, taps, codec, prepared)
     stage = Stage(folder.states, "capture", _identity(cfg, manifest))
     known = stage.state()
@@ -132,7 +132,8 @@ class _Capture:
         states = self.target.states([s.input_ids for s in samples], self.taps, padded_tokens)
         if len(states) != len(samples):
             raise CaptureError(f"states of {len(samples)} samples", str(len(states)), "the target's adapter is broken")
-        return states
+        dtype = TORCH_DTYPES[self.codec.spec.dtype]  # rounded before they are checked: float16 may overflow
+        return [own.to(dtype) for own in states]
 
     def _faults(self, samples: Sequence[Sample], states: Sequence[torch.Tensor]) -> dict[int, str]:
         hidden_size = self.target.spec.hidden_size

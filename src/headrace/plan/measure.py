@@ -35,11 +35,15 @@ class CheckRow:
     tolerance: float
     ok: bool
 
+    def show(self, value: float) -> str:
+        """A value of this quantity in units that people read."""
+        return bytes_text(value) if self.name.endswith("bytes") else time_text(value)
+
     def text(self) -> str:
         """In one line."""
-        show = bytes_text if self.name.endswith("bytes") else time_text
         verdict = "within" if self.ok else "NOT within"
-        return f"{self.name}: planned {show(self.planned)}, real {show(self.real)}, {verdict} {self.tolerance:.0%}"
+        planned, real = self.show(self.planned), self.show(self.real)
+        return f"{self.name}: planned {planned}, real {real} ({self.ratio - 1:+.1%}), {verdict} {self.tolerance:.0%}"
 
 
 def apply_measurement(inputs: PlanInputs, measured: Measurement) -> PlanInputs:
@@ -80,24 +84,31 @@ def _median_rate(runs: Sequence[tuple[float, float]], what: str) -> float | None
 def check(plan: Plan, real: Mapping[str, float]) -> tuple[CheckRow, ...]:
     """Put a plan beside what a run took. `real` holds any of CHECKED: payload and stored bytes, seconds of stages.
 
+    `real["train_tokens"]`, if given, says how many tokens were trained on: a run that a limit ended early is laid
+    beside that share of the planned time.
     Raises: PlanError for a quantity that no plan has, and where plan and run have none in common.
     """
-    planned = {name: plan.figures[figure].value for name, (figure, _) in CHECKED.items() if figure in plan.figures}
-    return check_figures(planned, real)
+    return check_figures({name: figure.value for name, figure in plan.figures.items()}, real)
 
 
 def check_saved(saved: Mapping[str, Any], real: Mapping[str, float]) -> tuple[CheckRow, ...]:
     """As `check`, from the JSON of a saved plan. Raises: PlanError."""
     try:
-        figures = saved["plan"]["figures"]
-        planned = {name: float(figures[f]["value"]) for name, (f, _) in CHECKED.items() if f in figures}
+        planned = {name: float(figure["value"]) for name, figure in saved["plan"]["figures"].items()}
     except (KeyError, TypeError, ValueError) as exc:
         raise PlanError("a plan saved by this version", f"no {exc}", "make the plan again") from exc
     return check_figures(planned, real)
 
 
 def check_figures(planned: Mapping[str, float], real: Mapping[str, float]) -> tuple[CheckRow, ...]:
-    """Compare by name."""
+    """Compare the planned figures with the real ones, by name."""
+    real = dict(real)
+    planned = {name: planned[figure] for name, (figure, _) in CHECKED.items() if figure in planned} | {
+        "train_tokens": planned.get("train_tokens", 0.0)
+    }
+    trained = real.pop("train_tokens", planned["train_tokens"])
+    if planned["train_tokens"] and "train_s" in planned:
+        planned["train_s"] *= trained / planned["train_tokens"]
     unknown = sorted(set(real) - set(CHECKED))
     if unknown:
         raise PlanError(f"quantities among {', '.join(CHECKED)}", ", ".join(unknown), "see docs/plan.md")

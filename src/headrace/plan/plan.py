@@ -239,6 +239,11 @@ def _figures(basis: Basis, codec: CodecSize, size: Figure, sites: Sequence[Site]
         )
     figures.update(_decode_figures(basis, site))
     if site.training is not None:
+        figures["train_tokens"] = Figure(
+            _train_tokens(tokens) * inputs.epochs,
+            "tokens",
+            f"{_train_tokens(tokens):,.0f} tokens that are not held out x {inputs.epochs} epochs",
+        )
         figures["train_tokens_s"] = site.training
         figures["train_link_bytes_s"] = arithmetic.link_needed(site.training.value, codec.value)
         fixed = inputs.measured.train_fixed_s if inputs.measured else 0

@@ -5,8 +5,7 @@ Stable keys of the JSON: `bytes_per_token`, `total_bytes`, `options`.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ TITLES = {
     "capture_s": "one capture pass",
     "decode_tokens_s": "decoding (regenerating answers)",
     "decode_s": "regenerating all answers",
+    "train_tokens": "tokens trained on, all epochs",
     "train_tokens_s": "training",
     "train_link_bytes_s": "link that training asks for",
     "train_s": "training, all epochs",
@@ -70,8 +70,10 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 
 def save_plan(plan: Plan, path: Path) -> None:
-    """Save a plan: the inputs that make it again, and its figures for `--check`."""
-    write_json(path, {"inputs": plan.inputs.model_dump(mode="json"), "plan": to_json(plan)})
+    """Save a plan: the inputs that make it again, its figures for `--check`, its cost by disk for a run's report."""
+    points = [asdict(point) for point in cost_against_disk(plan)]
+    value = {"inputs": plan.inputs.model_dump(mode="json"), "plan": to_json(plan), "cost_against_disk": points}
+    write_json(path, value)
 
 
 def _recommendation(plan: Plan) -> dict[str, Any]:
@@ -247,30 +249,3 @@ def cost_against_disk(plan: Plan, num_points: int = 25) -> tuple[CostPoint, ...]
 
 def _cost(option: Option) -> tuple[float, float]:
     return (math.inf if option.usd is None else option.usd, option.times.wall_s)
-
-
-def draw_cost(points: tuple[CostPoint, ...], path: Path) -> None:
-    """Draw cost (or hours, where no price is known) against disk budget, one line a codec."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure as Canvas
-
-    priced = all(p.usd is not None for p in points)
-    figure = Canvas(figsize=(7, 4), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = figure.subplots()
-    for codec, line in _lines(points).items():
-        heights = [p.hours if p.usd is None or not priced else p.usd for p in line]
-        axes.plot([p.disk_bytes / 1e12 for p in line], heights, label=codec)
-    axes.set_xlabel("disk budget, TB")
-    axes.set_ylabel("cost, US dollars" if priced else "hours")
-    axes.set_xscale("symlog", linthresh=0.1)
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
-    figure.savefig(path, format="svg")
-
-
-def _lines(points: tuple[CostPoint, ...]) -> Mapping[str, list[CostPoint]]:
-    found: dict[str, list[CostPoint]] = {}
-    for point in points:
-        found.setdefault(point.codec, []).append(point)
-    return found

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from headrace.config import Resolved, RunFolder, leaves
-from headrace.files import write_atomic
+from headrace.files import read_json_lines, write_atomic
+from headrace.plan.measure import check_saved
+from headrace.plan.run_file import PLAN, load_saved_plan, real_figures
 from headrace.report import plots
-from headrace.report.results import gather, read_lines
+from headrace.report.results import gather
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1d2a33; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }
@@ -44,6 +46,7 @@ def write_report(folder: RunFolder, resolved: Resolved) -> dict[str, Any]:
         _tasks(results),
         _sizes(results),
         _times(results),
+        _planned(folder),
         _settings(resolved),
     ]
     title = f"headrace: {html.escape(folder.root.name)}"
@@ -87,7 +90,7 @@ def _learning(folder: RunFolder) -> str:
     lines = []
     losses = []
     for name, features in (("drafter", True), ("no target features", False)):
-        metrics = read_lines(folder.train(features) / "metrics.jsonl")
+        metrics = read_json_lines(folder.train(features) / "metrics.jsonl")
         evaluated = [m for m in metrics if m.get("tau") is not None]
         if evaluated:
             lines.append((name, [m["step"] for m in evaluated], [m["tau"] for m in evaluated]))
@@ -132,6 +135,20 @@ def _times(results: dict[str, Any]) -> str:
     rows.append(("plain decoding of the held-out prompts", f"{plain:,.1f} s"))
     rows.append(("speculative decoding of the same", f"{speculative:,.1f} s ({plain / speculative:.2f}x)"))
     return "<h2>Times</h2>" + _table(("", ""), rows)
+
+
+def _planned(folder: RunFolder) -> str:
+    """Planned beside real, and what other disk budgets would have cost; nothing where the run was not planned."""
+    if not (folder.root / PLAN).is_file():
+        return ""
+    saved = load_saved_plan(folder.root)
+    rows = [
+        (row.name, row.show(row.planned), row.show(row.real), f"{row.ratio - 1:+.1%}")
+        for row in check_saved(saved, real_figures(folder))
+    ]
+    points = saved["cost_against_disk"]
+    plot = f"<p>Cheapest way at each disk budget, planned:</p>{plots.cost(points)}" if points else ""
+    return f"<h2>Planned and real</h2>{_table(('', 'planned', 'real', 'real to planned'), rows)}{plot}"
 
 
 def _settings(resolved: Resolved) -> str:

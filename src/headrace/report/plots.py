@@ -4,7 +4,8 @@ In: a few lists of numbers. Out: SVG that needs no file beside it.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -65,6 +66,27 @@ def columns(values: Sequence[float], x_label: str, y_label: str) -> str:
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     return _svg(figure)
+
+
+def cost(points: Sequence[Mapping[str, Any]]) -> str:
+    """Cost against disk budget, a line a codec, from the points of a saved plan; hours where no price is known."""
+    priced = all(point["usd"] is not None for point in points)
+    scale, unit = _scale(max(point["disk_bytes"] for point in points))
+    figure = _figure(7.2, 3.2)
+    axes = figure.add_subplot()
+    for codec in dict.fromkeys(point["codec"] for point in points):
+        line = [point for point in points if point["codec"] == codec]
+        heights = [point["usd"] if priced else point["hours"] for point in line]
+        axes.plot([point["disk_bytes"] / scale for point in line], heights, linewidth=1.6, label=codec)
+    axes.set_xlabel(f"disk budget, {unit}")
+    axes.set_ylabel("US dollars" if priced else "hours")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    return _svg(figure)
+
+
+def _scale(num_bytes: float) -> tuple[float, str]:
+    return next(((s, u) for s, u in ((1e12, "TB"), (1e9, "GB")) if num_bytes >= s), (1e6, "MB"))
 
 
 def _figure(width: float, height: float) -> Figure:

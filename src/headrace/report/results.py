@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.config import RunFolder
 from headrace.errors import HeadraceError
+from headrace.files import stage_seconds
 
 KEYS = (
     "tau",
@@ -37,7 +38,7 @@ def gather(folder: RunFolder) -> dict[str, Any]:
     """
     evaluation = _read(folder.evaluation / "results.json", "an evaluation", "headrace eval")
     captured = _read(folder.states / "stage.json", "captured states", "headrace capture")["summary"]
-    seconds = stage_seconds(folder)
+    seconds = stage_seconds(folder.root)
     results: dict[str, Any] = {key: evaluation.get(key) for key in KEYS}
     results["bytes_raw"] = captured["bytes_raw"]
     results["bytes_stored"] = captured["bytes_stored"]
@@ -45,25 +46,6 @@ def gather(folder: RunFolder) -> dict[str, Any]:
     results["wall_seconds"] = round(sum(seconds.values()), 1)
     results["seconds"] = seconds
     return results
-
-
-def stage_seconds(folder: RunFolder) -> dict[str, float]:
-    """Seconds of each stage, summed over every start of the run, in the order first met."""
-    totals: dict[str, float] = {}
-    for line in read_lines(folder.root / "stages.jsonl"):
-        totals[line["stage"]] = round(totals.get(line["stage"], 0.0) + line["seconds"], 1)
-    return totals
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file; none if it is not there; a torn last line is left out."""
-    if not path.exists():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if text.endswith("\n"):
-            lines.append(json.loads(text))
-    return lines
 
 
 def _read(path: Path, what: str, command: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from headrace.prepare.template import template_hash, tokenizer_hash
 from headrace.taps import Tap
 from headrace.target.base import Generated, TargetSpec
 from headrace.target.demo import demo_target_folder
+from headrace.target.device import choose_device, fast_bfloat16
 from headrace.target.generate import Decoding, generate, stop_ids
 from headrace.target.hooks import PassEnded, Taps, hooked
 from headrace.target.weights import weight_files, weights_hash
@@ -103,7 +104,9 @@ def load_target(cfg: TargetConfig, folder: Path | None = None) -> TransformersTa
     """
     folder = folder or target_folder(cfg.model)
     weight_files(folder)
-    model = _load_model(folder, cfg)
+    device = choose_device(cfg.device)
+    dtype = cfg.dtype if cfg.dtype != "auto" else "bfloat16" if fast_bfloat16(device) else "float32"
+    model = _load_model(folder, device, dtype)
     tokenizer = _load_tokenizer(folder)
     template = Path(cfg.chat_template).read_text(encoding="utf-8") if cfg.chat_template else tokenizer.chat_template
     config = model.config
@@ -114,7 +117,7 @@ def load_target(cfg: TargetConfig, folder: Path | None = None) -> TransformersTa
         num_blocks=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
-        dtype=cfg.dtype,
+        dtype=dtype,
         quantisation="none" if quantisation is None else json.dumps(dict(quantisation), sort_keys=True, default=str),
         weights_hash=weights_hash(folder),
         tokenizer_hash=tokenizer_hash(tokenizer),
@@ -150,14 +153,13 @@ def target_folder(model: str) -> Path:
         ) from exc
 
 
-def _load_model(folder: Path, cfg: TargetConfig) -> PreTrainedModel:
-    device = _device(cfg.device)
+def _load_model(folder: Path, device: torch.device, dtype: str) -> PreTrainedModel:
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(folder)
         model, found = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=TORCH_DTYPES[cfg.dtype], use_safetensors=True, output_loading_info=True
+            folder, config=config, dtype=TORCH_DTYPES[dtype], use_safetensors=True, output_loading_info=True
         )
     except (OSError, ValueError, KeyError) as exc:
         raise TargetError(
@@ -196,15 +198,3 @@ def _check_layout(model: PreTrainedModel) -> None:
             type(model).__name__,
             "this architecture is not supported yet",
         )
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as exc:
-        raise TargetError("auto, cpu, cuda or cuda:N", repr(name), "check target.device") from exc
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise TargetError(f"a GPU for target.device {name}", "none that PyTorch sees", "use target.device auto or cpu")
-    return device

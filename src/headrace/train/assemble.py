@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from headrace.codec.base import Codec, open_codec
 from headrace.codec.spec import CodecSpec
-from headrace.config import RunFile, RunFolder
+from headrace.config import OrderConfig, RunFile, RunFolder, TrainConfig
 from headrace.drafter.model import Drafter
 from headrace.drafter.shape import DrafterShape, derive_shape
 from headrace.errors import TrainError
@@ -23,6 +23,7 @@ from headrace.source import Source
 from headrace.store.folder_source import FolderSource
 from headrace.taps import default_taps, parse_taps
 from headrace.target.demo import DEMO_MASK_TOKEN_ID
+from headrace.target.device import choose_device, fast_bfloat16
 from headrace.target.head import FrozenHead, load_head
 from headrace.target.transformers_target import target_folder
 from headrace.target.weights import weights_hash
@@ -38,9 +39,11 @@ ROLES = ("mask", "pad", "eos", "bos")
 class Parts:
     """Everything a run needs; `source` and `codec` are None for the floor.
 
-    `made_from` goes into every checkpoint, `identity` into stage.json.
+    `train` are the run's settings with nothing left to decide; `made_from` goes into every checkpoint, `identity` into
+    stage.json.
     """
 
+    train: TrainConfig
     shape: DrafterShape
     head: FrozenHead
     prepared: PreparedSet
@@ -98,8 +101,9 @@ def assemble(cfg: RunFile, folder: RunFolder, features: bool) -> Parts:
         num_features = len(taps) * int(config.get_text_config().hidden_size)
     wanted = cfg.drafter.model_copy(update={"features": features, "mask_token_id": _mask_token(cfg)})
     shape = derive_shape(wanted, config, [str(tap) for tap in taps], num_features, special_ids(model, config))
-    device = _device(cfg.target.device)
-    head = load_head(model, config).to(device, torch.bfloat16 if cfg.train.autocast else torch.float32)
+    device = choose_device(cfg.target.device)
+    train = cfg.train if cfg.train.autocast is not None else _decide_autocast(cfg.train, device)
+    head = load_head(model, config).to(device, torch.bfloat16 if train.autocast else torch.float32)
     made_from = {
         "shape": shape.to_json(),
         "features": features,
@@ -107,10 +111,13 @@ def assemble(cfg: RunFile, folder: RunFolder, features: bool) -> Parts:
         "prepared": prepared.fingerprint,
         "target": {"model": cfg.target.model, "weights_hash": own},
     }
-    identity = {**made_from, **_settings(cfg)}
-    return Parts(
-        shape, head, prepared, plan_steps(prepared, cfg.order, cfg.train), source, codec, device, made_from, identity
-    )
+    identity = {**made_from, **_settings(cfg.order, train)}
+    plan = plan_steps(prepared, cfg.order, train)
+    return Parts(train, shape, head, prepared, plan, source, codec, device, made_from, identity)
+
+
+def _decide_autocast(cfg: TrainConfig, device: torch.device) -> TrainConfig:
+    return cfg.model_copy(update={"autocast": fast_bfloat16(device)})
 
 
 def special_ids(model: Path, config: Any) -> dict[str, list[int]]:
@@ -151,13 +158,7 @@ def _check_states(manifest: Mapping[str, Any], prepared: PreparedSet, own: str) 
         )
 
 
-def _settings(cfg: RunFile) -> dict[str, Any]:
+def _settings(order: OrderConfig, train: TrainConfig) -> dict[str, Any]:
     """Settings that decide what is learned, by dotted path."""
-    train = {f"train.{k}": v for k, v in cfg.train.model_dump(mode="json").items() if k not in FREE_SETTINGS}
-    return {**train, **{f"order.{k}": v for k, v in cfg.order.model_dump(mode="json").items()}}
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    own = {f"train.{k}": v for k, v in train.model_dump(mode="json").items() if k not in FREE_SETTINGS}
+    return {**own, **{f"order.{k}": v for k, v in order.model_dump(mode="json").items()}}

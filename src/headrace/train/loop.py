@@ -59,8 +59,8 @@ def train(cfg: RunFile, folder: RunFolder, features: bool, progress: Progress) -
             return stage.summary()
         if stage.state() == "new":
             stage.begin()
-        with _numerics(cfg.train.threads):
-            summary = Training(parts, cfg.train, where, progress).run()
+        with numerics(cfg.train.threads):
+            summary = Training(parts, parts.train, where, progress).run()
         stage.finish(summary)
         return summary
     finally:
@@ -177,7 +177,7 @@ class Training:
 
     def _tau(self, heldout: HeldOut) -> float | None:
         began = time.monotonic()
-        tau = heldout.tau(self.drafter, self.parts.head, self.cfg.autocast)
+        tau = heldout.tau(self.drafter, self.parts.head, self.cfg.autocast is True)
         self.eval_seconds = time.monotonic() - began
         return tau
 
@@ -243,7 +243,7 @@ class Training:
 
 
 @contextmanager
-def _numerics(threads: int | None) -> Iterator[None]:
+def numerics(threads: int | None) -> Iterator[None]:
     """Flush denormals, which slow AdamW's moments down manyfold on CPUs, and set threads; put back what is global."""
     before = torch.get_num_threads()
     torch.set_flush_denormal(True)

@@ -12,19 +12,21 @@ import torch
 
 from headrace.config import TrainConfig
 from headrace.errors import TrainError
+from headrace.target.device import fast_bfloat16
+from headrace.train.muon import Muon
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
     """Muon for matrices, AdamW for vectors, as one optimiser; one learning rate serves both.
 
-    Muon's update is scaled to the RMS of AdamW's (adjust_lr_fn match_rms_adamw). Source: Muon as in torch.optim;
-    the scaling, arXiv 2502.16982 section 2.2.
+    Muon's products are in bfloat16 where the parameters' device is fast in it.
     """
 
     def __init__(self, matrices: list[torch.nn.Parameter], vectors: list[torch.nn.Parameter], cfg: TrainConfig) -> None:
         super().__init__([*matrices, *vectors], {"lr": cfg.lr})
+        fast = fast_bfloat16(matrices[0].device)
         self._parts: tuple[torch.optim.Optimizer, ...] = (
-            torch.optim.Muon(matrices, lr=cfg.lr, weight_decay=cfg.weight_decay, adjust_lr_fn="match_rms_adamw"),
+            Muon(matrices, cfg.lr, cfg.weight_decay, torch.bfloat16 if fast else torch.float32),
             torch.optim.AdamW(vectors, lr=cfg.lr, betas=cfg.betas, weight_decay=0.0),
         )
         self.state = defaultdict(dict)  # one for both: no parameter is in two parts

@@ -78,7 +78,7 @@ def take_step(
     optimizer.zero_grad(set_to_none=True)
     loss = ce = hits = 0.0
     for batch in micro:
-        with torch.autocast(device.type, torch.bfloat16, enabled=cfg.autocast):
+        with torch.autocast(device.type, torch.bfloat16, enabled=cfg.autocast is True):
             hidden_NBH = drafter(batch.features, batch.anchors, batch.input_ids, head)
         found = block_loss(hidden_NBH, batch.target_ids_NB, batch.supervised_NB, head, weighting, num_supervised)
         part = float(found.loss.detach())

@@ -1,0 +1,35 @@
+"""Where a model runs, and in which dtype it runs fast there.
+
+In: a device's name from a run file. Out: the device, and whether its bfloat16 products are faster than float32's; on
+processors without such instructions they are several times slower (docs/log.md, 2026-11-30).
+"""
+
+import torch
+
+from headrace.errors import TargetError
+
+# Keys of torch.cpu.get_capabilities, of x86 and Arm processors.
+_BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises: TargetError for a name or device that does not exist."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as exc:
+        raise TargetError("auto, cpu, cuda or cuda:N", repr(name), "check target.device") from exc
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise TargetError(f"a GPU for target.device {name}", "none that PyTorch sees", "use target.device auto or cpu")
+    return device
+
+
+def fast_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 matrices in hardware."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        able = torch.cpu.get_capabilities()
+        return any(able.get(name, False) for name in _BFLOAT16_INSTRUCTIONS)
+    return False

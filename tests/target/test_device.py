@@ -1,0 +1,30 @@
+"""A device by its name, and the dtype it is fast in."""
+
+import pytest
+import torch
+
+from headrace.errors import TargetError
+from headrace.target import device
+from headrace.target.device import choose_device, fast_bfloat16
+
+CPU = torch.device("cpu")
+
+
+def test_auto_is_a_gpu_where_there_is_one() -> None:
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpu:x", ""])
+def test_an_unknown_name_is_refused(name: str) -> None:
+    with pytest.raises(TargetError, match=r"target\.device"):
+        choose_device(name)
+
+
+@pytest.mark.parametrize(
+    ("able", "fast"), [({"avx2": True}, False), ({"avx512_bf16": True}, True), ({"amx_bf16": True}, True)]
+)
+def test_bfloat16_is_fast_only_with_instructions_for_it(
+    able: dict[str, bool], fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device.torch.cpu, "get_capabilities", lambda: able)
+    assert fast_bfloat16(CPU) is fast
