@@ -53,7 +53,7 @@ def train_arm(parts: Parts, num_steps: int, shuffle: bool) -> Drafter:
     optimizer = build_optimizer(drafter, parts.train)
     steps = training_steps(parts.plan, parts.reader, parts.prepared, parts.train, (0, 0), set())
     for number in range(num_steps):
-        set_learning_rate(optimizer, learning_rate(number, num_steps, parts.train.lr, 0.02, 0.04))
+        set_learning_rate(optimizer, learning_rate(number, num_steps, parts.train))
         step = next(steps)
         take_step(drafter, optimizer, parts.head, spoil(step, number) if shuffle else step, parts.train)
     steps.close()
@@ -79,7 +79,7 @@ def overfit(parts: Parts) -> float:
     eligible = torch.nonzero(torch.from_numpy(own.sample.loss_mask[:-1] * own.sample.loss_mask[1:]))[:, 0].numpy()
     sample: TrainSample = dataclasses.replace(own, anchors_A=eligible)
     for number in range(OVERFIT_STEPS):
-        set_learning_rate(optimizer, learning_rate(number, OVERFIT_STEPS, parts.train.lr, 0.02, 0.04))
+        set_learning_rate(optimizer, learning_rate(number, OVERFIT_STEPS, parts.train))
         take_step(drafter, optimizer, parts.head, Step(0, 0, 1, [[sample]]), parts.train)
     with torch.autocast("cpu", torch.bfloat16, enabled=parts.train.autocast is True):
         return teacher_forced(drafter.eval(), [sample.features_TF], [sample.sample], parts.head).tau

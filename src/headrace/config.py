@@ -111,6 +111,7 @@ class TrainConfig(Strict):
     step_tokens: int = Field(4096, ge=1, description="tokens of one global step")
     micro_tokens: int = Field(2048, ge=1, description="tokens of one forward pass")
     anchors: int = Field(64, ge=1, description="blocks drawn from each sample at each visit")
+    group_blocks: int = Field(64, ge=1, description="blocks run forward and backward together; bounds memory")
     loss: Literal["decay", "dpace"] = Field("dpace", description="how slots are weighted")
     gamma: float = Field(4.0, gt=0, description="decay: slot k weighs exp(-(k-1)/gamma)")
     alpha: float = Field(0.5, ge=0, le=1, description="dpace: smoothing of the drafter's confidence")
@@ -118,8 +119,15 @@ class TrainConfig(Strict):
     lr: float = Field(1e-3, gt=0, description="peak learning rate")
     min_lr_ratio: float = Field(0.02, ge=0, le=1, description="last learning rate as a share of the peak")
     warmup_ratio: float = Field(0.04, ge=0, lt=1, description="share of steps with a rising rate")
+    schedule: Literal["cosine", "linear", "wsd"] = Field(
+        "cosine", description="how the rate falls; wsd: not before the last decay_ratio of the run"
+    )
+    decay_ratio: float = Field(0.2, gt=0, le=1, description="wsd: share of steps with a falling rate")
     weight_decay: float = Field(0.01, ge=0, description="on matrices only")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's")
+    ema: float = Field(
+        0.0, ge=0, lt=1, description="decay of an average of the weights, which is evaluated and exported; 0: none"
+    )
     clip: float = Field(1.0, gt=0, description="largest gradient norm")
     autocast: bool | None = Field(
         None, description="bfloat16 autocast, weights stay float32; none means where the device is fast in bfloat16"

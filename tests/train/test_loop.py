@@ -18,6 +18,7 @@ from headrace.prepare.prepared import Draft
 from headrace.progress import Silent
 from headrace.record import sample_id
 from headrace.train.checkpoint import Checkpoint, load_checkpoint
+from headrace.train.load import load_drafter
 from headrace.train.loop import train
 from tests.train.runs import drafts, make_run, run_file, states_of, write_set, write_states
 
@@ -112,6 +113,24 @@ def test_a_run_stopped_by_sigterm_goes_on_to_the_same_bits(
     train(cfg, folder, True, Silent())
     assert_same(load_checkpoint(folder.train() / "last"), uninterrupted)
     assert [line["step"] for line in lines(fresh)] == list(range(uninterrupted.state.step + 1))
+
+
+def test_an_average_is_evaluated_saved_and_taken_up_again(fresh: Path, tiny_target: Path) -> None:
+    cfg, folder = run_file(fresh, tiny_target, ema=0.5), RunFolder(fresh)
+    whole = RunFolder(fresh.with_name("whole"))
+    shutil.copytree(fresh, whole.root)
+    train(cfg, whole, True, Silent())
+    with pytest.raises(SystemExit):
+        train(cfg, folder, True, At(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    train(cfg, folder, True, Silent())
+    one, other = (load_checkpoint(own.train() / "last") for own in (whole, folder))
+    assert_same(one, other)
+    assert one.average
+    assert all(torch.equal(value, other.average[name]) for name, value in one.average.items())
+    assert not torch.equal(one.average["fc.weight"], one.weights["fc.weight"])
+    loaded, _ = load_drafter(whole.train() / "last")
+    assert torch.equal(loaded.fc.weight, one.average["fc.weight"])
+    assert torch.equal(loaded.feature_scale, one.weights["feature_scale"])
 
 
 def test_a_run_stopped_by_sigint_is_interrupted_after_saving(fresh: Path, tiny_target: Path) -> None:

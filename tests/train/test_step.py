@@ -23,14 +23,14 @@ def head(tiny_target: Path) -> FrozenHead:
     return load_head(tiny_target, AutoConfig.from_pretrained(tiny_target))
 
 
-def new_drafter(tiny_target: Path) -> Drafter:
-    cfg = DrafterConfig(num_layers=1, block_size=4, mask_token_id=63)
+def new_drafter(tiny_target: Path, features: bool = True) -> Drafter:
+    cfg = DrafterConfig(num_layers=1, block_size=4, mask_token_id=63, features=features)
     return Drafter(derive_shape(cfg, AutoConfig.from_pretrained(tiny_target), TAPS, CODEC.num_features, {}), seed=3)
 
 
-def big_step(prepared: PreparedSet, cfg: TrainConfig, source: ListSource | None = None) -> Step:
+def big_step(prepared: PreparedSet, cfg: TrainConfig, source: ListSource | None = None, features: bool = True) -> Step:
     plan = plan_steps(prepared, OrderConfig(window_samples=4), cfg)
-    reader = Reader(prepared, source or ListSource(prepared), CODEC)
+    reader = Reader(prepared, (source or ListSource(prepared)) if features else None, CODEC if features else None)
     return next(training_steps(plan, reader, prepared, cfg, (0, 0), set()))
 
 
@@ -58,6 +58,34 @@ def test_micro_batches_add_up_to_one_big_batch(
         assert expected is not None
         assert found_grad is not None, name
         assert torch.allclose(found_grad, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max())), name
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize("features", [True, False])
+def test_groups_of_blocks_add_up_to_all_at_once(
+    prepared: PreparedSet, tiny_target: Path, head: FrozenHead, size: int, features: bool
+) -> None:
+    gradients, figures = [], []
+    for group_blocks in (1000, size):
+        cfg = CFG.model_copy(update={"step_tokens": 150, "micro_tokens": 60, "group_blocks": group_blocks, "clip": 1e9})
+        drafter = new_drafter(tiny_target, features)
+        step = big_step(prepared, cfg, features=features)
+        assert max(sum(len(s.anchors_A) for s in batch) for batch in step.micro) > 5
+        figures.append(take_step(drafter, build_optimizer(drafter, cfg), head, step, cfg))
+        gradients.append({name: p.grad for name, p in drafter.named_parameters()})
+    whole, parts = figures
+    assert whole is not None
+    assert parts is not None
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert parts.num_supervised == whole.num_supervised
+    assert gradients[0]["layers.0.self_attn.k_proj.weight"] is not None
+    for name, expected in gradients[0].items():
+        found_grad = gradients[1][name]
+        if expected is None:
+            assert found_grad is None, name
+            continue
+        assert found_grad is not None, name
+        assert torch.allclose(found_grad, expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max())), name
 
 
 def test_a_step_lowers_its_own_loss(prepared: PreparedSet, tiny_target: Path, head: FrozenHead) -> None:

@@ -72,6 +72,16 @@ class Context:
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
 
+    def cut(self) -> "Context":
+        """The same numbers outside the graph, collecting gradients of their own."""
+        parts = ([t.detach().requires_grad_(t.requires_grad) for t in own] for own in (self.keys, self.values))
+        return Context(self.num_tokens, *map(tuple, parts))
+
+    def gradients(self, cut: "Context") -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each tensor of this context with the gradient that its `cut` collected, for those that did."""
+        pairs = zip((*self.keys, *self.values), (*cut.keys, *cut.values), strict=True)
+        return [(whole, part.grad) for whole, part in pairs if part.grad is not None]
+
 
 class RMSNorm(nn.Module):
     """Root-mean-square norm, computed in float32 and returned in the input's dtype."""

@@ -1,9 +1,10 @@
 """Checkpoints: folders that are whole or absent.
 
-In: weights, optimiser moments and the place in the run. Out: `step-NNNNNNNN/` with `model.safetensors`,
-`optimizer.safetensors` and `state.json`; the links `last` and `best` name the checkpoints that count. A folder is
-written under another name, synced, renamed, and only then linked, so a crash at any moment leaves the links on whole
-checkpoints. There is no state of random numbers in it: order, anchors and rates are functions of epoch, row and step.
+In: weights, their average if one is kept, optimiser moments and the place in the run. Out: `step-NNNNNNNN/` with
+`model.safetensors`, `average.safetensors`, `optimizer.safetensors` and `state.json`; the links `last` and `best` name
+the checkpoints that count. A folder is written under another name, synced, renamed, and only then linked, so a crash at
+any moment leaves the links on whole checkpoints. There is no state of random numbers in it: order, anchors and rates
+are functions of epoch, row and step.
 """
 
 import json
@@ -24,6 +25,7 @@ from headrace.files import fsync_folder, write_atomic
 FORMAT = "headrace-checkpoint-0"
 WEIGHTS = "model.safetensors"
 MOMENTS = "optimizer.safetensors"
+AVERAGE = "average.safetensors"
 STATE = "state.json"
 LAST = "last"
 BEST = "best"
@@ -68,11 +70,12 @@ class RunState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What one checkpoint folder holds; tensors on the CPU."""
+    """What one checkpoint folder holds; tensors on the CPU. `average`: of the weights, empty where none is kept."""
 
     weights: dict[str, torch.Tensor]
     moments: dict[str, torch.Tensor]
     state: RunState
+    average: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, best: bool) -> Path:
@@ -85,9 +88,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, best: bool) -> Path:
         temporary = folder / f"{target.name}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        save_file(checkpoint.weights, temporary / WEIGHTS)
-        save_file(checkpoint.moments, temporary / MOMENTS)
-        digests = {name: _sync_and_digest(temporary / name) for name in (WEIGHTS, MOMENTS)}
+        tensors = {WEIGHTS: checkpoint.weights, MOMENTS: checkpoint.moments}
+        if checkpoint.average:
+            tensors[AVERAGE] = checkpoint.average
+        for name, own in tensors.items():
+            save_file(own, temporary / name)
+        digests = {name: _sync_and_digest(temporary / name) for name in tensors}
         value = {**checkpoint.state.to_json(), "digests": digests}
         write_atomic(temporary / STATE, json.dumps(value, indent=1) + "\n")
         os.rename(temporary, target)
@@ -107,7 +113,7 @@ def load_checkpoint(folder: Path, with_moments: bool = True) -> Checkpoint:
     hint = "take the other of last/ and best/, or train again in another run folder"
     try:
         value = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        names = (WEIGHTS, MOMENTS) if with_moments else (WEIGHTS,)
+        names = [name for name in value["digests"] if with_moments or name != MOMENTS]
         found = {name: _digest(folder / name) for name in names}
     except (OSError, json.JSONDecodeError) as exc:
         raise TrainError(f"a checkpoint in {folder}", str(exc), hint) from exc
@@ -115,7 +121,10 @@ def load_checkpoint(folder: Path, with_moments: bool = True) -> Checkpoint:
     for name, digest in found.items():
         if digest != value["digests"][name]:
             raise TrainError(f"{folder / name} with digest {value['digests'][name]}", digest, hint)
-    return Checkpoint(load_file(folder / WEIGHTS), load_file(folder / MOMENTS) if with_moments else {}, state)
+    weights, moments, average = (
+        load_file(folder / name) if name in found else {} for name in (WEIGHTS, MOMENTS, AVERAGE)
+    )
+    return Checkpoint(weights, moments, state, average)
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -1,7 +1,7 @@
 """A trained drafter, back from its checkpoint.
 
-In: a checkpoint folder (`train/best`, `train/last`). Out: the drafter and what it was made from. Needs neither the
-store nor the target.
+In: a checkpoint folder (`train/best`, `train/last`). Out: the drafter, with the averaged weights where the run keeps
+some, and what it was made from. Needs neither the store nor the target.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ def load_drafter(checkpoint_folder: Path) -> tuple[Drafter, dict[str, Any]]:
     made_from = checkpoint.state.made_from
     drafter = Drafter(DrafterShape.from_json(made_from["shape"]))
     try:
-        drafter.load_state_dict(checkpoint.weights)
+        drafter.load_state_dict({**checkpoint.weights, **checkpoint.average})
     except RuntimeError as exc:
         raise TrainError("weights of the checkpoint's own shape", str(exc), "use the headrace that wrote it") from exc
     return drafter.eval(), {"step": checkpoint.state.step, "tau": checkpoint.state.tau, **made_from}

@@ -8,7 +8,7 @@ with as many threads, ends with the same bits as one that was not.
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from headrace.files import Stage
 from headrace.progress import Progress
 from headrace.source import Position
 from headrace.train.assemble import Parts, assemble
+from headrace.train.average import WeightAverage
 from headrace.train.batches import Step, training_steps
 from headrace.train.checkpoint import (
     Checkpoint,
@@ -80,6 +81,7 @@ class Training:
         checkpoint = load_checkpoint(last) if last is not None else None
         self.drafter = parts.new_drafter(cfg.seed)
         self.optimizer = build_optimizer(self.drafter, cfg)
+        self.average = WeightAverage(self.drafter, cfg.ema) if cfg.ema else None
         if checkpoint is None:
             most = parts.plan.num_steps()
             self.state = RunState(0, 0, 0, min(most, cfg.max_steps or most), made_from=self.made_from)
@@ -115,13 +117,13 @@ class Training:
         while self.state.step < self.state.num_steps:
             began = time.monotonic()
             step = next(steps)
-            rate = learning_rate(
-                self.state.step, self.state.num_steps, self.cfg.lr, self.cfg.min_lr_ratio, self.cfg.warmup_ratio
-            )
+            rate = learning_rate(self.state.step, self.state.num_steps, self.cfg)
             set_learning_rate(self.optimizer, rate)
             figures = take_step(self.drafter, self.optimizer, self.parts.head, step, self.cfg)
             seconds = time.monotonic() - began
             self._advance(step)
+            if self.average is not None:
+                self.average.update(self.drafter, self.state.step)
             self._plan(seconds)
             finished = self.state.step == self.state.num_steps
             improved = self._evaluate(heldout) if finished or self.state.step % self.cfg.eval_every == 0 else None
@@ -136,6 +138,8 @@ class Training:
     def _take_up(self, checkpoint: Checkpoint) -> RunState:
         self.drafter.load_state_dict(checkpoint.weights)
         restore_moments(self.optimizer, self.drafter, checkpoint.moments)
+        if self.average is not None:
+            self.average.restore(checkpoint.average)
         state = checkpoint.state
         then, now = state.made_from["threads"], self.made_from["threads"]
         if then != now:
@@ -177,7 +181,8 @@ class Training:
 
     def _tau(self, heldout: HeldOut) -> float | None:
         began = time.monotonic()
-        tau = heldout.tau(self.drafter, self.parts.head, self.cfg.autocast is True)
+        with self.average.used(self.drafter) if self.average is not None else nullcontext():
+            tau = heldout.tau(self.drafter, self.parts.head, self.cfg.autocast is True)
         self.eval_seconds = time.monotonic() - began
         return tau
 
@@ -212,11 +217,16 @@ class Training:
         self.progress.advance(self.state.step, **shown, tokens_s=tokens_s, wait=wait_share)
 
     def _save(self, best: bool) -> None:
-        weights = {name: t.detach().cpu().contiguous() for name, t in self.drafter.state_dict().items()}
+        weights, average = (
+            {name: t.detach().cpu().contiguous() for name, t in own.items()}
+            for own in (self.drafter.state_dict(), self.average.weights if self.average is not None else {})
+        )
         self.state = replace(
             self.state, elapsed_s=self.before_s + time.monotonic() - self.began, made_from=self.made_from
         )
-        save_checkpoint(self.where, Checkpoint(weights, moments(self.optimizer, self.drafter), self.state), best)
+        save_checkpoint(
+            self.where, Checkpoint(weights, moments(self.optimizer, self.drafter), self.state, average), best
+        )
         self.saved = time.monotonic()
         if self.parts.source is not None and self.state.epoch < self.parts.plan.epochs:
             row = int(self.parts.plan.rows(self.state.epoch)[self.state.place])

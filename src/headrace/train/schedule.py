@@ -6,23 +6,27 @@ Nothing here has state, so a resumed run needs only its step and the planned num
 
 import math
 
+from headrace.config import TrainConfig
+
 RESERVE = 0.03  # share of the time limit kept for saving and for steps slower than those measured
 
 
-def learning_rate(step: int, num_steps: int, peak: float, min_ratio: float, warmup_ratio: float) -> float:
-    """Rise linearly to `peak`, then fall along a cosine to `min_ratio * peak` at the last step.
+def learning_rate(step: int, num_steps: int, cfg: TrainConfig) -> float:
+    """Rise linearly to `cfg.lr`, then fall to `cfg.min_lr_ratio` of it at the last step.
 
-    Args:
-        step: from 0; beyond the last step the rate stays at its end.
-        warmup_ratio: share of `num_steps` with a rising rate; 0 starts at the peak.
+    cosine and linear fall over all steps that are left; wsd (warm-up, stable, decay; arXiv 2404.06395) stays at the
+    peak and falls linearly over the last `cfg.decay_ratio` of the run.
+    Args: step: from 0; beyond the last step the rate stays at its end.
     """
-    warmup = math.ceil(warmup_ratio * num_steps)
+    warmup = math.ceil(cfg.warmup_ratio * num_steps)
     if step < warmup:
-        return peak * (step + 1) / warmup
-    falling = max(1, num_steps - 1 - warmup)
-    share = min(1.0, (step - warmup) / falling)
-    lowest = peak * min_ratio
-    return lowest + (peak - lowest) * 0.5 * (1 + math.cos(math.pi * share))
+        return cfg.lr * (step + 1) / warmup
+    last = num_steps - 1
+    start = warmup if cfg.schedule != "wsd" else max(warmup, last - math.ceil(cfg.decay_ratio * num_steps))
+    share = min(1.0, max(0.0, (step - start) / max(1, last - start)))
+    left = 0.5 * (1 + math.cos(math.pi * share)) if cfg.schedule == "cosine" else 1 - share
+    lowest = cfg.lr * cfg.min_lr_ratio
+    return lowest + (cfg.lr - lowest) * left
 
 
 def steps_within(

@@ -1,12 +1,15 @@
 """One global step: gradients of all its micro-batches, one update.
 
-In: a step's samples with features and anchors. Out: the updated drafter and the step's figures. Every micro-batch's
-loss is divided by the supervised slots of the whole step, so how it was cut does not matter. A loss or gradient that is
-not finite stops the run before the weights are touched, and names the samples.
+In: a step's samples with features and anchors. Out: the updated drafter and the step's figures. Contexts are made once
+for all blocks of a micro-batch; the blocks run forward and backward by groups whose gradients into the contexts add up,
+so memory does not grow with the number of anchors. Every loss is divided by the supervised slots of the whole step, so
+how it was cut does not matter. A loss or gradient that is not finite stops the run before the weights are touched, and
+names the samples.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +17,7 @@ import torch
 
 from headrace.config import TrainConfig
 from headrace.drafter.anchors import supervise
-from headrace.drafter.loss import Weighting, block_loss
+from headrace.drafter.loss import BlockLoss, Weighting, block_loss
 from headrace.drafter.model import Drafter, Head
 from headrace.errors import TrainError
 from headrace.train.batches import Step, TrainSample
@@ -78,21 +81,52 @@ def take_step(
     optimizer.zero_grad(set_to_none=True)
     loss = ce = hits = 0.0
     for batch in micro:
-        with torch.autocast(device.type, torch.bfloat16, enabled=cfg.autocast is True):
-            hidden_NBH = drafter(batch.features, batch.anchors, batch.input_ids, head)
-        found = block_loss(hidden_NBH, batch.target_ids_NB, batch.supervised_NB, head, weighting, num_supervised)
-        part = float(found.loss.detach())
-        if not math.isfinite(part):
-            raise _not_finite("loss", part, step, batch.samples)
-        found.loss.backward()  # type: ignore[no-untyped-call]
-        loss += part
-        ce += float(found.ce_NB.sum())
-        hits += float(found.hit_NB.sum())
+        for found in _learn(drafter, batch, head, weighting, num_supervised, cfg):
+            part = float(found.loss.detach())
+            if not math.isfinite(part):
+                raise _not_finite("loss", part, step, batch.samples)
+            loss += part
+            ce += float(found.ce_NB.sum())
+            hits += float(found.hit_NB.sum())
     grad_norm = float(torch.nn.utils.clip_grad_norm_(drafter.parameters(), cfg.clip))
     if not math.isfinite(grad_norm):
         raise _not_finite("gradient", grad_norm, step, [s for samples in step.micro for s in samples])
     optimizer.step()
     return StepFigures(loss, ce / num_supervised, hits / num_supervised, grad_norm, num_supervised)
+
+
+def _learn(
+    drafter: Drafter, batch: Packed, head: Head, weighting: Weighting, num_supervised: int, cfg: TrainConfig
+) -> Iterator[BlockLoss]:
+    """Add one micro-batch's gradients, group by group; yields each group's loss before its backward pass."""
+    autocast = torch.autocast(drafter.feature_scale.device.type, torch.bfloat16, enabled=cfg.autocast is True)
+    with autocast:
+        made = drafter.contexts(batch.features)
+    cut = [context.cut() for context in made]
+    for group, anchors in _groups(batch.anchors, cfg.group_blocks):
+        ids = [own[at] for own, at in zip(batch.input_ids, anchors, strict=True)]
+        with autocast:
+            hidden_NBH = drafter.blocks(cut, anchors, ids, head)
+        found = block_loss(
+            hidden_NBH, batch.target_ids_NB[group], batch.supervised_NB[group], head, weighting, num_supervised
+        )
+        yield found
+        found.loss.backward()  # type: ignore[no-untyped-call]
+    pairs = [pair for whole, part in zip(made, cut, strict=True) for pair in whole.gradients(part)]
+    if pairs:
+        torch.autograd.backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs])
+
+
+def _groups(anchors: Sequence[torch.Tensor], size: int) -> Iterator[tuple[slice, list[torch.Tensor]]]:
+    """Cut the packed blocks of a micro-batch into groups: their places in the pack, and each sample's own anchors."""
+    ends = list(itertools.accumulate(len(at) for at in anchors))
+    for start in range(0, ends[-1], size):
+        stop = min(start + size, ends[-1])
+        own = [
+            at[max(start - (end - len(at)), 0) : max(stop - (end - len(at)), 0)]
+            for at, end in zip(anchors, ends, strict=True)
+        ]
+        yield slice(start, stop), own
 
 
 def _not_finite(what: str, value: float, step: Step, samples: Sequence[TrainSample]) -> TrainError:
