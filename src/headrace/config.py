@@ -111,6 +111,8 @@ class TrainConfig(Strict):
     step_tokens: int = Field(4096, ge=1, description="tokens of one global step")
     micro_tokens: int = Field(2048, ge=1, description="tokens of one forward pass")
     anchors: int = Field(64, ge=1, description="blocks drawn from each sample at each visit")
+    draws: int = Field(1, ge=1, description="updates from each record that is read, each with anchors of its own")
+    replay_steps: int = Field(8, ge=1, description="recent steps kept in memory, from which further draws choose")
     group_blocks: int = Field(64, ge=1, description="blocks run forward and backward together; bounds memory")
     loss: Literal["decay", "dpace"] = Field("dpace", description="how slots are weighted")
     gamma: float = Field(4.0, gt=0, description="decay: slot k weighs exp(-(k-1)/gamma)")

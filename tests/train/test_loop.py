@@ -115,6 +115,19 @@ def test_a_run_stopped_by_sigterm_goes_on_to_the_same_bits(
     assert [line["step"] for line in lines(fresh)] == list(range(uninterrupted.state.step + 1))
 
 
+def test_a_run_with_replay_goes_on_to_the_same_bits(fresh: Path, tiny_target: Path) -> None:
+    cfg, folder = run_file(fresh, tiny_target, draws=2, replay_steps=3), RunFolder(fresh)
+    whole = RunFolder(fresh.with_name("whole"))
+    shutil.copytree(fresh, whole.root)
+    summary = train(cfg, whole, True, Silent())
+    assert summary["num_epochs"] == 2.0
+    for stop in (3, 6):
+        with pytest.raises(SystemExit):
+            train(cfg, folder, True, At(stop, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    assert train(cfg, folder, True, Silent())["num_steps"] == summary["num_steps"]
+    assert_same(load_checkpoint(whole.train() / "last"), load_checkpoint(folder.train() / "last"))
+
+
 def test_an_average_is_evaluated_saved_and_taken_up_again(fresh: Path, tiny_target: Path) -> None:
     cfg, folder = run_file(fresh, tiny_target, ema=0.5), RunFolder(fresh)
     whole = RunFolder(fresh.with_name("whole"))

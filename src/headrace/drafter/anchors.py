@@ -22,9 +22,11 @@ def eligible_anchors(loss_mask: npt.NDArray[np.uint8]) -> Ints:
     return np.flatnonzero(trained[:-1] & trained[1:]).astype(np.int64)
 
 
-def anchor_rng(seed: int, epoch: int, row: int) -> np.random.Generator:
-    """A generator that depends on nothing but seed, epoch and row, so a resumed run draws the same anchors."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch, row])))
+def anchor_rng(seed: int, *visit: int) -> np.random.Generator:
+    """A generator that depends on nothing but the seed and what names a visit (epoch and row, and more where a sample
+    is drawn from again), so a resumed run draws the same anchors.
+    """
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *visit])))
 
 
 def draw_anchors(loss_mask: npt.NDArray[np.uint8], num: int, rng: np.random.Generator) -> Ints:

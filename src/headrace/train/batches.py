@@ -52,7 +52,10 @@ def name_of(row: int, sample_id: bytes) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One global step: positions [start, end) of an epoch, its samples in micro-batches, holes left out."""
+    """One global step: positions [start, end) of an epoch, its samples in micro-batches, holes left out.
+
+    `draw` counts the updates made at these positions; from 1 on the samples are those of a recent step.
+    """
 
     epoch: int
     start: int
@@ -60,6 +63,7 @@ class Step:
     micro: list[list[TrainSample]]
     holes: list[Hole] = field(default_factory=list)
     waited_s: float = 0.0
+    draw: int = 0
 
     @property
     def num_tokens(self) -> int:

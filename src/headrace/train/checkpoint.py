@@ -36,8 +36,9 @@ _READ_BYTES = 1 << 24
 class RunState:
     """Where a run stands after `step` updates, and what made it.
 
-    `epoch` and `place` are the next position to train; `num_steps` is the planned length (`planned`: it was measured
-    against a time limit and stays); `holes` maps rows to reasons; `elapsed_s` counts all starts of the run.
+    `epoch`, `place` and `draw` are the next position to train and how often it was used before; `num_steps` is the
+    planned length (`planned`: it was measured against a time limit and stays); `holes` maps rows to reasons;
+    `elapsed_s` counts all starts of the run.
     """
 
     step: int
@@ -51,6 +52,7 @@ class RunState:
     elapsed_s: float = 0.0
     holes: dict[int, str] = field(default_factory=dict)
     made_from: dict[str, Any] = field(default_factory=dict)
+    draw: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; rows become strings."""

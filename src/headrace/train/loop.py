@@ -21,7 +21,7 @@ from headrace.progress import Progress
 from headrace.source import Position
 from headrace.train.assemble import Parts, assemble
 from headrace.train.average import WeightAverage
-from headrace.train.batches import Step, training_steps
+from headrace.train.batches import Step
 from headrace.train.checkpoint import (
     Checkpoint,
     RunState,
@@ -33,6 +33,7 @@ from headrace.train.checkpoint import (
 from headrace.train.heldout import HeldOut
 from headrace.train.metrics import MetricsLog
 from headrace.train.optimizer import build_optimizer, moments, restore_moments, set_learning_rate
+from headrace.train.replay import replayed_steps
 from headrace.train.schedule import learning_rate, steps_within
 from headrace.train.step import StepFigures, take_step
 from headrace.train.stop import StopRequest
@@ -83,7 +84,7 @@ class Training:
         self.optimizer = build_optimizer(self.drafter, cfg)
         self.average = WeightAverage(self.drafter, cfg.ema) if cfg.ema else None
         if checkpoint is None:
-            most = parts.plan.num_steps()
+            most = parts.plan.num_steps() * cfg.draws
             self.state = RunState(0, 0, 0, min(most, cfg.max_steps or most), made_from=self.made_from)
         else:
             self.state = self._take_up(checkpoint)
@@ -96,12 +97,12 @@ class Training:
         heldout = HeldOut.read(self.parts.reader, self.parts.prepared, self.cfg.eval_samples)
         if not heldout.samples:
             self.progress.note("train: no held-out sample, so there is no τ and the last checkpoint is the best")
-        steps = training_steps(
+        steps = replayed_steps(
             self.parts.plan,
             self.parts.reader,
             self.parts.prepared,
             self.cfg,
-            (self.state.epoch, self.state.place),
+            (self.state.epoch, self.state.place, self.state.draw),
             set(self.state.holes),
         )
         with MetricsLog(self.where, self.state.step, self.cfg.tensorboard) as log, StopRequest() as stop:
@@ -149,12 +150,14 @@ class Training:
 
     def _advance(self, step: Step) -> None:
         """Move past a step whose update is made."""
-        epoch, place = self.parts.plan.after(step.epoch, step.end)
+        draw = (step.draw + 1) % self.cfg.draws
+        epoch, place = (step.epoch, step.start) if draw else self.parts.plan.after(step.epoch, step.end)
         self.state = replace(
             self.state,
             step=self.state.step + 1,
             epoch=epoch,
             place=place,
+            draw=draw,
             num_tokens=self.state.num_tokens + step.num_tokens,
             elapsed_s=self.before_s + time.monotonic() - self.began,
             holes={**self.state.holes, **{hole.row: hole.reason for hole in step.holes}},
