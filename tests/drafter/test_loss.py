@@ -60,7 +60,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, ids, supervised = inputs(40)
     whole = block_loss(hidden, ids, supervised, head, weighting, 3.0)
     (whole_grad,) = torch.autograd.grad(whole.loss, hidden)
-    monkeypatch.setattr(loss_module, "_CHUNK_POSITIONS", 5)
+    monkeypatch.setattr(loss_module, "CHUNK_POSITIONS", 5)
     monkeypatch.setattr(loss_module, "_SLICE_ELEMENTS", 2 * VOCAB)
     cut = block_loss(hidden, ids, supervised, head, weighting, 3.0)
     (cut_grad,) = torch.autograd.grad(cut.loss, hidden)
@@ -118,7 +118,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_tensor_holds_the_logits_of_more_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_module, "_CHUNK_POSITIONS", 8)
+    monkeypatch.setattr(loss_module, "CHUNK_POSITIONS", 8)
     hidden, ids, supervised = inputs(200)
     rows = torch.randn(1024, HIDDEN, generator=torch.Generator().manual_seed(0))
     with Largest() as largest:

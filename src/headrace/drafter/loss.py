@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from headrace.drafter.model import Head
 
 # Positions of one product with the head; fewer would stream the head's weights through the cache too often.
-_CHUNK_POSITIONS = 1024
+CHUNK_POSITIONS = 1024
 # Float32 elements worked on at a time on a CPU: about 4 MB, which stays in cache between its passes.
 _SLICE_ELEMENTS = 1 << 20
 
@@ -118,11 +118,11 @@ class _BlockLoss(torch.autograd.Function):
 
 
 def _chunks(supervised_NB: torch.Tensor) -> Iterator[slice]:
-    """Cut N blocks into runs of whole blocks with about _CHUNK_POSITIONS supervised slots."""
+    """Cut N blocks into runs of whole blocks with about CHUNK_POSITIONS supervised slots."""
     start = filled = 0
     counts = supervised_NB.sum(1).tolist()
     for i, count in enumerate(counts):
-        if filled and filled + count > _CHUNK_POSITIONS:
+        if filled and filled + count > CHUNK_POSITIONS:
             yield slice(start, i)
             start, filled = i, 0
         filled += count

@@ -31,6 +31,7 @@ from headrace.train.checkpoint import (
     save_checkpoint,
 )
 from headrace.train.heldout import HeldOut
+from headrace.train.memory import check_memory, needs
 from headrace.train.metrics import MetricsLog
 from headrace.train.optimizer import build_optimizer, moments, restore_moments, set_learning_rate
 from headrace.train.replay import replayed_steps
@@ -94,6 +95,7 @@ class Training:
 
     def run(self) -> dict[str, Any]:
         """Train to the end of the plan, or to a signal."""
+        self._check_memory()
         heldout = HeldOut.read(self.parts.reader, self.parts.prepared, self.cfg.eval_samples)
         if not heldout.samples:
             self.progress.note("train: no held-out sample, so there is no τ and the last checkpoint is the best")
@@ -113,6 +115,12 @@ class Training:
                 self._train(steps, heldout, log, stop)
             self.progress.end()
         return self._summary()
+
+    def _check_memory(self) -> None:
+        plan, shape = self.parts.plan, self.parts.shape
+        num_parameters = sum(p.numel() for p in self.drafter.parameters())
+        found = needs(shape, self.cfg, num_parameters, int(plan.lengths[plan.eligible].max()))
+        self.progress.note(f"train: {check_memory(found, self.parts.device)} beside the head")
 
     def _train(self, steps: Iterator[Step], heldout: HeldOut, log: MetricsLog, stop: StopRequest) -> None:
         while self.state.step < self.state.num_steps:
