@@ -99,6 +99,12 @@ class DrafterConfig(Strict):
     intermediate_size: int | None = Field(None, ge=1, description="MLP width; none means the target's")
     num_heads: int | None = Field(None, ge=1, description="none means the target's")
     num_kv_heads: int | None = Field(None, ge=1, description="none means the target's")
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(
+        None, description="of each layer, first to last; none means full attention everywhere"
+    )
+    sliding_window: int | None = Field(
+        None, ge=1, description="a slot of a sliding layer sees what lies less than so many tokens away"
+    )
     features: bool = Field(True, description="false trains the floor: a drafter that sees no target state")
 
 

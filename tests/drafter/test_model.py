@@ -34,6 +34,33 @@ def test_a_state_at_or_after_an_anchor_changes_nothing_and_one_before_it_does(pl
             assert (before[block] - after[block]).abs().max() > 1e-4, f"the block at {anchor} missed token {place}"
 
 
+@pytest.mark.parametrize("window", [1, 3, 5, 9, 100])
+def test_a_slot_sees_what_lies_less_than_its_window_away(window: int) -> None:
+    shape = tiny_shape(layer_types=("sliding_attention",), num_layers=1, sliding_window=window)
+    drafter, (_, features) = Drafter(shape, seed=1), tiny_sample()
+    before = blocks(drafter, features)
+    for place in range(20):
+        moved = features.clone()
+        moved[place] += 1.0
+        after = blocks(drafter, moved)
+        for block, anchor in enumerate(ANCHORS.tolist()):
+            for slot in range(BLOCK):
+                seen = place < anchor and anchor + slot - place < window
+                changed = bool((before[block, slot] - after[block, slot]).abs().max() > 1e-6)
+                assert changed == seen, f"slot {slot} of the block at {anchor}, token {place}"
+
+
+def test_mixed_layers_look_back_each_by_its_own_type() -> None:
+    kinds = ("sliding_attention", "full_attention")
+    mixed = Drafter(tiny_shape(layer_types=kinds, sliding_window=2), seed=1)
+    full = Drafter(tiny_shape(), seed=1)
+    _, features = tiny_sample()
+    moved = features.clone()
+    moved[0] += 1.0
+    assert (blocks(mixed, features) - blocks(full, features)).abs().max() > 1e-4
+    assert (blocks(mixed, features) - blocks(mixed, moved)).abs().max() > 1e-5
+
+
 def test_blocks_do_not_see_each_other() -> None:
     drafter, (_, features) = tiny_drafter(), tiny_sample()
     together = blocks(drafter, features)

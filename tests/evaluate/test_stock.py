@@ -1,6 +1,7 @@
 """Stock configs are read in the layouts that exist, and what the drafter does not compute is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ def config(**changes: Any) -> dict[str, Any]:
 
 def test_a_shape_survives_its_config() -> None:
     assert shape_from_stock(json.loads(json.dumps(config()))) == shape()
+
+
+def test_windowed_layers_come_back_and_say_that_they_are_not_causal() -> None:
+    windowed = replace(shape(), layer_types=("sliding_attention", "full_attention"), sliding_window=6)
+    made = stock_config(windowed, {}, {})
+    assert shape_from_stock(json.loads(json.dumps(made))) == windowed
+    assert made["is_causal"] is False
+    assert made["dflash_config"]["causal"] is False
+    assert "is_causal" not in stock_config(shape(), {}, {})
 
 
 def test_older_layouts_of_rope_and_block_size_are_read() -> None:

@@ -57,6 +57,19 @@ def test_scaled_rope_is_theirs(pair: Pair, tmp_path: Path, rope: dict[str, Any])
         compare_blocks(pair, load_zlab(tmp_path), theirs_scaled)
 
 
+@pytest.mark.parametrize("window", [3, 6, 9])
+def test_windowed_layers_are_theirs(pair: Pair, tmp_path: Path, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = ("sliding_attention", "full_attention")
+    drafter = Drafter(replace(pair.drafter.shape, layer_types=kinds, sliding_window=window), seed=3)
+    drafter.load_state_dict(pair.drafter.state_dict())
+    export_zlab(drafter, tmp_path)
+    theirs_windowed = theirs.DFlashDraftModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    compare_blocks(pair, load_zlab(tmp_path), theirs_windowed)
+    with pytest.raises(AssertionError, match="not close"):
+        compare_blocks(pair, pair.drafter, theirs_windowed)
+    compare_lengths(pair, tmp_path, theirs_windowed, monkeypatch, at_least=1.1)
+
+
 @torch.inference_mode()
 def compare_blocks(pair: Pair, ours: Drafter, loaded: Any) -> None:
     """Logits of the first block of each answer, by both."""
@@ -79,6 +92,13 @@ def compare_blocks(pair: Pair, ours: Drafter, loaded: Any) -> None:
 
 
 def test_accepted_lengths_are_theirs(pair: Pair, folder: Path, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare_lengths(pair, folder, loaded, monkeypatch)
+
+
+def compare_lengths(
+    pair: Pair, folder: Path, loaded: Any, monkeypatch: pytest.MonkeyPatch, at_least: float = 1.2
+) -> None:
+    """Answers and accepted lengths of every prompt, by both."""
     monkeypatch.setattr(theirs, "_cuda_time", time.perf_counter)
     proposer = DrafterProposer(load_zlab(folder), pair.head)
     all_gained = []
@@ -93,4 +113,4 @@ def test_accepted_lengths_are_theirs(pair: Pair, folder: Path, loaded: Any, monk
         whole = [n for n, offered in zip(found.gained, found.offered, strict=True) if offered == BLOCK - 1]
         assert whole == stats.acceptance_lengths[: len(whole)]
         all_gained += whole
-    assert sum(all_gained) / len(all_gained) > 1.2
+    assert sum(all_gained) / len(all_gained) > at_least

@@ -125,9 +125,11 @@ def _rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 class Attention(nn.Module):
     """Attention of blocks to their sample's context and to themselves; grouped query heads, as Qwen3's."""
 
-    def __init__(self, shape: DrafterShape) -> None:
+    def __init__(self, shape: DrafterShape, window: int | None) -> None:
+        """Args: window: a slot sees what lies less than so many tokens before or after it; None for everything."""
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        self.window = window
         self.q_proj = nn.Linear(shape.hidden_size, shape.num_heads * shape.head_dim, bias=False)
         self.k_proj = nn.Linear(shape.hidden_size, shape.num_kv_heads * shape.head_dim, bias=False)
         self.v_proj = nn.Linear(shape.hidden_size, shape.num_kv_heads * shape.head_dim, bias=False)
@@ -182,8 +184,12 @@ class Attention(nn.Module):
         own = flat.view(num_kv, num_anchors, -1, dim)
         to_context = torch.matmul(flat, context_keys.permute(1, 2, 0)).view(*own.shape[:3], num_tokens)
         to_block = torch.matmul(own, keys.permute(2, 0, 3, 1))
-        unknown = torch.arange(num_tokens, device=anchors_A.device) >= anchors_A[:, None]
-        to_context = to_context.masked_fill(unknown[:, None], float("-inf"))
+        unknown = self._unseen(anchors_A, block_size, num_tokens)
+        to_context = to_context.masked_fill(_by_head(unknown, own.shape[2]), float("-inf"))
+        if self.window is not None and self.window < block_size:
+            slots = torch.arange(block_size, device=anchors_A.device)
+            far = (slots[:, None] - slots).abs() >= self.window
+            to_block = to_block.masked_fill(_by_head(far[None], own.shape[2]), float("-inf"))
         scores = torch.cat((to_context, to_block), dim=-1).float() * dim**-0.5
         shares = torch.softmax(scores, dim=-1).to(values.dtype)
         mixed = torch.matmul(shares[..., num_tokens:], values.permute(2, 0, 1, 3))
@@ -193,14 +199,32 @@ class Attention(nn.Module):
         back = mixed.view(num_kv, num_anchors, block_size, -1, dim).permute(1, 2, 0, 3, 4)
         return back.reshape(num_anchors, block_size, -1)
 
+    def _unseen(self, anchors_A: torch.Tensor, block_size: int, num_tokens: int) -> torch.Tensor:
+        """Context tokens that a slot must not see, [A, 1 or B, T]: from the anchor on, and those beyond its window.
+
+        The window is counted from each slot, as a decoder's attention counts it, not from the block's anchor.
+        """
+        tokens = torch.arange(num_tokens, device=anchors_A.device)
+        unseen = tokens >= anchors_A[:, None, None]
+        if self.window is None:
+            return unseen
+        slots_AB1 = (anchors_A[:, None] + torch.arange(block_size, device=anchors_A.device))[..., None]
+        return unseen | (slots_AB1 - tokens >= self.window)
+
+
+def _by_head(mask_ABT: torch.Tensor, rows: int) -> torch.Tensor:
+    """Repeat a mask [A, B, T] for the heads of a slot, which lie together: [A, rows, T]; one of [A, 1, T] as it is."""
+    size = mask_ABT.shape[1]
+    return mask_ABT if size == 1 else mask_ABT.repeat_interleave(rows // size, dim=1)
+
 
 class Layer(nn.Module):
     """One decoder layer, as Qwen3's."""
 
-    def __init__(self, shape: DrafterShape) -> None:
+    def __init__(self, shape: DrafterShape, window: int | None) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.self_attn = Attention(shape)
+        self.self_attn = Attention(shape, window)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = Mlp(shape)
 
@@ -231,7 +255,7 @@ class Drafter(nn.Module):
         self.shape = shape
         self.fc = nn.Linear(shape.num_features, shape.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
+        self.layers = nn.ModuleList(Layer(shape, shape.window(i)) for i in range(shape.num_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.register_buffer("feature_scale", torch.ones(shape.num_features))
         # Inside a tuple, or `.to(torch.bfloat16)` on the drafter would round its frequencies.

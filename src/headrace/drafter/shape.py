@@ -6,12 +6,13 @@ say is refused by name, above all RoPE and the mask token: both are silent when 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from headrace.config import DrafterConfig
 from headrace.errors import DrafterError
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 # Roles whose id must never be the mask token: an engine that masks or stops on one would do so inside every block.
 _FORBIDDEN_ROLES = ("pad", "eos", "bos")
 # The rotary embedding of a Qwen3 drafter turns whole heads by one position each; engines load nothing else.
@@ -23,7 +24,8 @@ class DrafterShape:
     """Everything that fixes the drafter's tensors and its arithmetic.
 
     `rope` is the target's `rope_parameters`; `taps` are names in column order; `num_features` is the width F of what
-    the codec hands out; `features` is False for the floor, whose blocks see no target state.
+    the codec hands out; `features` is False for the floor, whose blocks see no target state. `layer_types` (none given:
+    full attention everywhere) says which layers see only what lies less than `sliding_window` tokens away.
     """
 
     hidden_size: int
@@ -43,6 +45,8 @@ class DrafterShape:
     num_features: int
     hidden_act: str = "silu"
     features: bool = True
+    layer_types: tuple[str, ...] = ()
+    sliding_window: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -59,24 +63,45 @@ class DrafterShape:
             )
         if self.block_size < 2:
             raise DrafterError("a block of at least 2 tokens", str(self.block_size), "raise drafter.block_size")
+        if not self.layer_types:
+            object.__setattr__(self, "layer_types", (FULL,) * self.num_layers)
+        if len(self.layer_types) != self.num_layers or not set(self.layer_types) <= {FULL, SLIDING}:
+            raise DrafterError(
+                f"{self.num_layers} layer types, each {FULL} or {SLIDING}",
+                str(list(self.layer_types)),
+                "set drafter.layer_types, one for each of drafter.num_layers",
+            )
+        if (SLIDING in self.layer_types) != (self.sliding_window is not None):
+            raise DrafterError(
+                "a window for sliding layers, and sliding layers for a window",
+                f"drafter.sliding_window {self.sliding_window} with {', '.join(self.layer_types)}",
+                "set drafter.sliding_window and drafter.layer_types together",
+            )
         if self.hidden_act != "silu":
             raise DrafterError("hidden_act silu", self.hidden_act, "engines run a drafter's MLP with silu only")
 
+    def window(self, layer: int) -> int | None:
+        """The window of a layer; None for full attention."""
+        return self.sliding_window if self.layer_types[layer] == SLIDING else None
+
     def to_json(self) -> dict[str, Any]:
         """The checkpoint's form: JSON values only."""
-        return {**asdict(self), "rope": dict(self.rope), "taps": list(self.taps)}
+        lists = {"taps": list(self.taps), "layer_types": list(self.layer_types)}
+        return {**asdict(self), "rope": dict(self.rope), **lists}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "DrafterShape":
         """Read the checkpoint's form. Raises: DrafterError naming missing or unknown fields."""
         known = {f.name for f in fields(cls)}
-        if set(value) != known:
+        needed = {f.name for f in fields(cls) if f.default is MISSING}
+        if not needed <= set(value) <= known:
             raise DrafterError(
                 "a drafter's shape with every field of this version",
-                f"missing {sorted(known - set(value))}, unknown {sorted(set(value) - known)}",
+                f"missing {sorted(needed - set(value))}, unknown {sorted(set(value) - known)}",
                 "load the checkpoint with the release that wrote it",
             )
-        return cls(**{**value, "taps": tuple(value["taps"]), "rope": dict(value["rope"])})
+        tuples = {name: tuple(value[name]) for name in ("taps", "layer_types") if name in value}
+        return cls(**{**value, **tuples, "rope": dict(value["rope"])})
 
 
 def derive_shape(
@@ -113,6 +138,8 @@ def derive_shape(
         num_target_layers=int(text.num_hidden_layers),
         num_features=num_features,
         features=cfg.features,
+        layer_types=tuple(cfg.layer_types or ()),
+        sliding_window=cfg.sliding_window,
     )
 
 

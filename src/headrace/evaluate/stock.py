@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from headrace.drafter.model import Drafter
-from headrace.drafter.shape import DrafterShape
+from headrace.drafter.shape import SLIDING, DrafterShape
 from headrace.errors import ExportError
 from headrace.taps import from_zlab, parse_taps, to_zlab
 
@@ -42,6 +42,7 @@ def stock_config(shape: DrafterShape, special_ids: Mapping[str, Any], scales: Ma
             "mask_token_id": shape.mask_token_id,
             "target_layer_ids": [to_zlab(tap, shape.num_target_layers) for tap in taps],
             "block_size": shape.block_size,
+            **({} if shape.sliding_window is None else _windowed(shape.sliding_window)),
             **scales,
         },
         "num_target_layers": shape.num_target_layers,
@@ -62,20 +63,26 @@ def stock_config(shape: DrafterShape, special_ids: Mapping[str, Any], scales: Ma
         "rope_scaling": {k: v for k, v in rope.items() if k != "rope_theta"} if scaled else None,
         "vocab_size": shape.vocab_size,
         "tie_word_embeddings": False,
-        "layer_types": ["full_attention"] * shape.num_layers,
-        "sliding_window": None,
-        "use_sliding_window": False,
+        "layer_types": list(shape.layer_types),
+        "sliding_window": shape.sliding_window,
+        "use_sliding_window": shape.sliding_window is not None,
         "max_window_layers": shape.num_layers,
         "use_cache": True,
         "dtype": "bfloat16",
         **special_ids,
+        **({} if shape.sliding_window is None else {"is_causal": False}),
     }
+
+
+def _windowed(window: int) -> dict[str, Any]:
+    """What engines read of a drafter with sliding layers; without `causal` some take such layers for causal ones."""
+    return {"use_swa": True, "swa_window_size": window, "causal": False}
 
 
 def shape_from_stock(config: Mapping[str, Any]) -> DrafterShape:
     """Read a stock config.
 
-    Raises: ExportError for another architecture, sliding windows, a bias, and for a key that is missing.
+    Raises: ExportError for another architecture, causal layers, a bias, and for a key that is missing.
     """
     _check_supported(config)
     try:
@@ -100,6 +107,8 @@ def shape_from_stock(config: Mapping[str, Any]) -> DrafterShape:
             num_features=len(taps) * config["hidden_size"],
             hidden_act=config["hidden_act"],
             features=True,
+            layer_types=tuple(config.get("layer_types") or ()),
+            sliding_window=config.get("sliding_window") if SLIDING in (config.get("layer_types") or ()) else None,
         )
     except KeyError as exc:
         raise ExportError(
@@ -133,11 +142,14 @@ def _check_supported(config: Mapping[str, Any]) -> None:
     """Refuse what headrace's drafter does not compute; leaving it out would only lower τ, silently."""
     if config.get("architectures") != [ARCHITECTURE]:
         raise ExportError(f"architectures [{ARCHITECTURE}]", str(config.get("architectures")), "give a DFlash drafter")
-    sliding = [kind for kind in config.get("layer_types") or [] if kind != "full_attention"]
-    if sliding or config.get("use_sliding_window") or config.get("attention_bias") or config.get("is_causal"):
+    told = (config.get("is_causal"), config.get("dflash_config", {}).get("causal"))
+    sliding = SLIDING in (config.get("layer_types") or [])
+    causal = any(told) or (sliding and False not in told)  # z-lab's code takes sliding layers for causal unless told
+    if causal or config.get("attention_bias") or (config.get("use_sliding_window") and not sliding):
         raise ExportError(
-            "full attention without bias in every layer",
-            f"layer_types {config.get('layer_types')}, attention_bias {config.get('attention_bias')}",
+            "layers without bias, whose slots see each other both ways",
+            f"layer_types {config.get('layer_types')}, is_causal {told[0]}, causal {told[1]},"
+            f" attention_bias {config.get('attention_bias')}",
             "this version runs such drafters only in their own programs",
         )
 
