@@ -108,12 +108,12 @@ def _write_missing(
     done = _open_answers(path)
     started = time.monotonic()
     tokens = 0
-    num_done = len(done)
+    num_done = num_shown = len(done)
 
-    def told(new_tokens: int) -> None:
-        nonlocal tokens
-        tokens += new_tokens
-        progress.advance(num_done, tokens_s=tokens / max(time.monotonic() - started, 1e-9))
+    def told(new_tokens: int, finished: int) -> None:
+        nonlocal tokens, num_shown
+        tokens, num_shown = tokens + new_tokens, num_shown + finished
+        progress.advance(num_shown, tokens_s=tokens / max(time.monotonic() - started, 1e-9))
 
     progress.start("regenerate", prompts.num_samples, "answers", num_done)
     how = cfg.regenerate
@@ -130,7 +130,8 @@ def _write_missing(
             out.flush()
             os.fsync(out.fileno())
             num_done += len(missing)
-            told(0)
+            num_shown = num_done  # answers written again in a chunk that was cut off do not count twice
+            told(0, 0)
     progress.end()
     seconds = time.monotonic() - started
     return {"seconds": round(seconds, 3), "tokens_s": round(tokens / max(seconds, 1e-9), 1)}

@@ -65,11 +65,11 @@ class Target(Protocol):
         seed: int,
         *,
         batch_size: int = 64,
-        told: Callable[[int], None] | None = None,
+        told: Callable[[int, int], None] | None = None,
     ) -> list[Generated]:
         """Answer prompts given as ids, `batch_size` at a time; greedy when temperature is 0.
 
         Args:
-            told: called now and then with the number of tokens written since its last call.
+            told: called now and then with the numbers of tokens written and answers finished since its last call.
         """
         ...

@@ -51,12 +51,12 @@ def generate(
     prompts: Sequence[Sequence[int]],
     decoding: Decoding,
     batch_size: int,
-    told: Callable[[int], None],
+    told: Callable[[int, int], None],
 ) -> list[Generated]:
     """Answer prompts, at most `batch_size` at a time.
 
     Args:
-        told: called now and then with the number of tokens written since the last call.
+        told: called now and then with the numbers of tokens written and answers finished since the last call.
     Raises: TargetError for an empty prompt, or one that leaves no room in the target's positions.
     """
     _check(prompts, decoding, model.config.max_position_embeddings)
@@ -77,9 +77,10 @@ def generate(
                 batch.admit([waiting.pop() for _ in range(min(free, len(waiting)))])
             else:
                 batch.step()
-            told(batch.num_written)
+            finished = batch.release()
+            told(batch.num_written, len(finished))
             batch.num_written = 0
-            done += batch.release()
+            done += finished
     stops = decoding.stop_ids
     done.sort(key=lambda answer: answer.index)
     return [Generated(tuple(a.ids), "stop" if a.ids[-1] in stops else "length") for a in done]

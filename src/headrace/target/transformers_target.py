@@ -77,16 +77,16 @@ class TransformersTarget:
         seed: int,
         *,
         batch_size: int = 64,
-        told: Callable[[int], None] | None = None,
+        told: Callable[[int, int], None] | None = None,
     ) -> list[Generated]:
         """Answer prompts given as ids, `batch_size` at a time; greedy when temperature is 0.
 
         Args:
-            told: called now and then with the number of tokens written since its last call.
+            told: called now and then with the numbers of tokens written and answers finished since its last call.
         Raises: TargetError for an empty prompt, one too long, or blocks that see a window only.
         """
         decoding = Decoding(max_new_tokens, self.stop_ids, temperature, top_p, seed)
-        return generate(self.model, prompts, decoding, batch_size, told or (lambda _: None))
+        return generate(self.model, prompts, decoding, batch_size, told or (lambda *_: None))
 
     @contextmanager
     def tap_states(self, taps: Sequence[Tap]) -> Iterator[Taps]:
