@@ -78,6 +78,7 @@ class CaptureConfig(Strict):
     dtype: Literal["bfloat16", "float32", "float16"] | None = Field(
         None, description="dtype of stored states; none means target.dtype, or bfloat16 where that is auto"
     )
+    final_state: bool = Field(False, description="store the target's last state too, for train.objective kl or tv")
     tolerate_failures: float = Field(0.01, ge=0, le=1, description="stop when more than this share of samples fails")
 
 
@@ -120,6 +121,9 @@ class TrainConfig(Strict):
     draws: int = Field(1, ge=1, description="updates from each record that is read, each with anchors of its own")
     replay_steps: int = Field(8, ge=1, description="recent steps kept in memory, from which further draws choose")
     group_blocks: int = Field(64, ge=1, description="blocks run forward and backward together; bounds memory")
+    objective: Literal["ce", "kl", "tv"] = Field(
+        "ce", description="ce: the target's tokens; kl, tv: its distributions, which need capture.final_state"
+    )
     loss: Literal["decay", "dpace"] = Field("dpace", description="how slots are weighted")
     gamma: float = Field(4.0, gt=0, description="decay: slot k weighs exp(-(k-1)/gamma)")
     alpha: float = Field(0.5, ge=0, le=1, description="dpace: smoothing of the drafter's confidence")

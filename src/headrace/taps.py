@@ -167,3 +167,8 @@ def _after(block: int) -> Tap:
 def _check(number: int, low: int, high: int, where: str) -> None:
     if not low <= number <= high:
         raise ConfigError(f"a {where} layer number from {low} to {high}", str(number), "check the target's depth")
+
+
+def feature_taps(taps: Sequence[Tap]) -> tuple[Tap, ...]:
+    """The taps that a drafter reads: all but a last state at the end, which only a loss reads."""
+    return tuple(taps[:-1]) if taps and taps[-1] == FINAL_PRE_NORM else tuple(taps)

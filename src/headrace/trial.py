@@ -144,7 +144,7 @@ def _time_evaluation(parts: Parts, drafter: Drafter) -> float:
     rows = range(min(EVALUATED, parts.prepared.num_samples))
     read = parts.reader.read(Position(0, -1, row, parts.prepared.sample_id(row)) for row in rows)
     found = [item for item in read if not isinstance(item, Hole)]
-    heldout = HeldOut([sample for sample, _ in found], [features for _, features in found])
+    heldout = HeldOut([item.sample for item in found], [item.features_TF for item in found])
     began = time.monotonic()
     heldout.tau(drafter, parts.head, parts.train.autocast is True)
     return (time.monotonic() - began) / len(found)

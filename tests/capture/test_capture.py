@@ -278,3 +278,12 @@ def test_a_state_beyond_float16_is_a_failure_not_an_infinity(
     narrow = cfg.model_copy(update={"capture": cfg.capture.model_copy(update={"dtype": "float16"})})
     with pytest.raises(CaptureError, match="not finite"):
         capture(narrow, folder, Faulty(target, 7, loud), Silent())
+
+
+def test_the_last_state_is_stored_beside_the_taps_when_asked_for(
+    cfg: RunFile, folder: RunFolder, target: TransformersTarget
+) -> None:
+    asked = cfg.model_copy(update={"capture": cfg.capture.model_copy(update={"final_state": True})})
+    assert [str(tap) for tap in capture_taps(asked, 5)] == ["after_block:0", "after_block:2", "final:pre_norm"]
+    summary = capture(asked, folder, target, Silent())
+    assert summary["bytes_raw"] == sum(LENGTHS) * 3 * target.spec.hidden_size * 2

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.drafter import loss as loss_module
-from headrace.drafter.loss import Weighting, block_loss
+from headrace.drafter.loss import Teacher, Weighting, block_loss
 from headrace.drafter.model import head_logits
 from tests.drafter.tiny import BLOCK, HIDDEN, VOCAB, TinyHead, tiny_head
 
@@ -53,6 +53,52 @@ def test_loss_and_gradient_equal_the_plain_ones(kind: str, scales: dict[str, flo
     (found_grad,) = torch.autograd.grad(found.loss, hidden)
     torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found_grad, expected_grad, rtol=1e-4, atol=1e-6)
+
+
+def plain_distance(
+    hidden: torch.Tensor, supervised: torch.Tensor, head: TinyHead, teacher: Teacher, weights: torch.Tensor
+) -> torch.Tensor:
+    """The distance to the target's distribution with every logit at once."""
+    log_q = F.log_softmax(head_logits(hidden, head), -1)
+    log_p = F.log_softmax(head_logits(teacher.hidden_NBH, head), -1)
+    if teacher.kind == "kl":
+        distance = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+    else:
+        distance = 1 - torch.minimum(log_q.exp(), log_p.exp()).sum(-1)
+    return (distance * weights * supervised).sum()
+
+
+@pytest.mark.parametrize("kind", ["kl", "tv"])
+@pytest.mark.parametrize("scales", [{}, {"logit_scale": 0.3}, {"logit_scale": 2.0, "softcap": 5.0}])
+def test_distance_and_gradient_to_the_targets_distribution_equal_the_plain_ones(
+    kind: str, scales: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_module, "CHUNK_POSITIONS", 7)
+    monkeypatch.setattr(loss_module, "_SLICE_ELEMENTS", 3 * VOCAB)
+    head, weighting = tiny_head(**scales), Weighting("dpace", alpha=0.4)
+    hidden, ids, supervised = inputs()
+    said = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(9))
+    teacher = Teacher(kind, said)  # type: ignore[arg-type]
+    found = block_loss(hidden, ids, supervised, head, weighting, 7.0, teacher)
+    tokens = block_loss(hidden, ids, supervised, head, weighting, 7.0)
+    weights = weighting.weights(tokens.ce_NB, supervised)
+    expected = plain_distance(hidden, supervised, head, teacher, weights) / 7.0
+    (expected_grad,) = torch.autograd.grad(expected, hidden)
+    (found_grad,) = torch.autograd.grad(found.loss, hidden)
+    torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found_grad, expected_grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.ce_NB, tokens.ce_NB, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found.hit_NB, tokens.hit_NB)
+
+
+@pytest.mark.parametrize("kind", ["kl", "tv"])
+def test_a_drafter_that_says_what_the_target_says_is_at_rest(kind: str) -> None:
+    hidden, ids, supervised = inputs()
+    teacher = Teacher(kind, hidden.detach().clone())  # type: ignore[arg-type]
+    found = block_loss(hidden, ids, supervised, tiny_head(), Weighting(), 1.0, teacher)
+    (grad,) = torch.autograd.grad(found.loss, hidden)
+    assert abs(float(found.loss.detach())) < 1e-5
+    assert float(grad.abs().max()) < 1e-5
 
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,5 @@
+import importlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, CohereConfig, Gemma2Config, GemmaConfig, GraniteConfig
 
 from headrace.errors import TargetError
-from headrace.target.head import load_head
+from headrace.target.head import _norm, load_head
 from tests.target.conftest import LoadTiny
 
 
@@ -21,6 +23,32 @@ def test_the_head_is_the_models_own(load_tiny: LoadTiny, folders: dict[str, Path
     assert head.norm_H.equal(model.model.norm.weight)
     assert head.tied == (name in {"llama", "qwen3"})
     assert (head.embedding_scale, head.logit_scale, head.softcap) == (1.0, 1.0, None)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_the_final_norm_is_the_models_own(load_tiny: LoadTiny, folders: dict[str, Path], name: str) -> None:
+    model = load_tiny(name).model
+    final = torch.randn(3, model.config.hidden_size, generator=torch.Generator().manual_seed(0)) * 5
+    head = load_head(folders[name], model.config)
+    torch.testing.assert_close(head.normed(final), model.model.norm(final), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "norm"), [(Gemma2Config, "Gemma2RMSNorm"), (GemmaConfig, "GemmaRMSNorm")])
+def test_gemmas_norm_stores_weights_less_one(folders: dict[str, Path], kind: Any, norm: str) -> None:
+    head = load_head(folders["llama"], AutoConfig.from_pretrained(folders["llama"]))
+    module = importlib.import_module(f"transformers.models.{kind.model_type}.modeling_{kind.model_type}")
+    own = getattr(module, norm)(len(head.norm_H), eps=1e-5)
+    own.weight.data = torch.linspace(-0.5, 0.5, len(head.norm_H))
+    moved = replace(head, norm_H=own.weight.data, **_norm(kind(rms_norm_eps=1e-5)))
+    final = torch.randn(3, len(head.norm_H), generator=torch.Generator().manual_seed(0)) * 5
+    torch.testing.assert_close(moved.normed(final), own(final), rtol=1e-6, atol=1e-6)
+
+
+def test_a_layer_norm_is_refused(folders: dict[str, Path]) -> None:
+    assert _norm(CohereConfig()) == {}
+    head = replace(load_head(folders["llama"], AutoConfig.from_pretrained(folders["llama"])), norm_eps=None)
+    with pytest.raises(TargetError, match="RMS norm"):
+        head.normed(torch.zeros(1, 32))
 
 
 def rename(folder: Path, into: Path, names: dict[str, str]) -> Path:

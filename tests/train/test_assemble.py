@@ -90,3 +90,10 @@ def test_autocast_is_used_where_the_device_is_fast_in_bfloat16(
     assert parts.identity["train.autocast"] is fast
     assert parts.head.head_VH.dtype == (torch.bfloat16 if fast else torch.float32)
     parts.close()
+
+
+def test_an_objective_that_needs_last_states_is_refused_without_them(tmp_path: Path, tiny_target: Path) -> None:
+    folder = make_run(tmp_path, tiny_target)
+    for features in (True, False):
+        with pytest.raises(TrainError, match=r"capture\.final_state"):
+            assemble(run_file(tmp_path, tiny_target, objective="kl"), folder, features)

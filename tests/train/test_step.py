@@ -1,18 +1,23 @@
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig
 
-from headrace.config import DrafterConfig, OrderConfig, TrainConfig
-from headrace.drafter.model import Drafter
+from headrace.config import DrafterConfig, OrderConfig, TargetConfig, TrainConfig
+from headrace.drafter.model import Drafter, head_logits
 from headrace.drafter.shape import derive_shape
 from headrace.errors import TrainError
 from headrace.prepare.prepared import PreparedSet
+from headrace.record import Sample, sample_id
+from headrace.taps import parse_taps
 from headrace.target.head import FrozenHead, load_head
-from headrace.train.batches import Reader, Step, plan_steps, training_steps
+from headrace.target.transformers_target import load_target
+from headrace.train.batches import Reader, Step, TrainSample, plan_steps, training_steps
 from headrace.train.optimizer import build_optimizer
-from headrace.train.step import take_step
+from headrace.train.step import _teacher, pack, take_step
 from tests.train.runs import CODEC, TAPS, TRAIN, ListSource
 
 CFG = TrainConfig(**TRAIN)
@@ -86,6 +91,31 @@ def test_groups_of_blocks_add_up_to_all_at_once(
             continue
         assert found_grad is not None, name
         assert torch.allclose(found_grad, expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max())), name
+
+
+@pytest.mark.parametrize("objective", ["kl", "tv"])
+def test_a_slot_is_drawn_to_what_the_target_says_there(
+    tiny_target: Path, head: FrozenHead, objective: Literal["kl", "tv"]
+) -> None:
+    target = load_target(TargetConfig(model=str(tiny_target), dtype="float32", device="cpu"))
+    ids = np.random.default_rng(0).integers(3, 60, 14).astype(np.int32)
+    columns = target.states([ids], parse_taps([*TAPS, "final:pre_norm"], target.spec.num_blocks), 14)[0].flatten(1)
+    mask = (np.arange(14) >= 4).astype(np.uint8)
+    sample = Sample(0, sample_id(ids, mask), ids, mask)
+    own = TrainSample(sample, columns[:, :64], np.array([4, 7, 11]), columns[:, 64:])
+    batch = pack([own], 4, torch.device("cpu"))
+    teacher = _teacher(batch, batch.anchors, head, CFG.model_copy(update={"objective": objective}))
+    logits = target.model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
+    for block, anchor in enumerate(own.anchors_A.tolist()):
+        for slot in range(1, 4):
+            if batch.supervised_NB[block, slot]:
+                said = head_logits(teacher.hidden_NBH[block, slot], head)
+                torch.testing.assert_close(said, logits[anchor + slot - 1], rtol=1e-4, atol=1e-4)
+    cfg = CFG.model_copy(update={"objective": objective, "lr": 0.01})
+    drafter = new_drafter(tiny_target)
+    optimizer = build_optimizer(drafter, cfg)
+    losses = [take_step(drafter, optimizer, head, Step(0, 0, 1, [[own]]), cfg) for _ in range(15)]
+    assert losses[-1].loss < 0.8 * losses[0].loss  # type: ignore[union-attr]
 
 
 def test_a_step_lowers_its_own_loss(prepared: PreparedSet, tiny_target: Path, head: FrozenHead) -> None:

@@ -27,7 +27,7 @@ from headrace.record import Record, Sample, make_record, segment_spans
 from headrace.store.manifest import Manifest, make_manifest
 from headrace.store.reader import StoreReader
 from headrace.store.writer import StoreWriter
-from headrace.taps import Tap, default_taps, parse_taps
+from headrace.taps import FINAL_PRE_NORM, Tap, default_taps, parse_taps
 from headrace.target.base import Target
 
 
@@ -62,10 +62,15 @@ def capture(cfg: RunFile, folder: RunFolder, target: Target, progress: Progress)
 
 
 def capture_taps(cfg: RunFile, num_blocks: int) -> tuple[Tap, ...]:
-    """The taps of a run: those named in the run file, or the default rule. Raises: ConfigError as parse_taps does."""
-    if cfg.target.taps is not None:
-        return parse_taps(cfg.target.taps, num_blocks)
-    return default_taps(num_blocks, cfg.target.num_taps)
+    """The taps of a run: those named in the run file, or the default rule; then the last state, if it is asked for.
+
+    Raises: ConfigError as parse_taps does.
+    """
+    named = cfg.target.taps
+    taps = parse_taps(named, num_blocks) if named is not None else default_taps(num_blocks, cfg.target.num_taps)
+    if not cfg.capture.final_state or FINAL_PRE_NORM in taps:
+        return taps
+    return (*taps, FINAL_PRE_NORM)
 
 
 @dataclass

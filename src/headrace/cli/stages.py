@@ -108,7 +108,7 @@ def train(run: Run) -> Summary:
     with run.timed("train", run.folder.train()):
         summaries = {"drafter": train_drafter(run.cfg, run.folder, True, run.progress)}
     if run.cfg.floor:
-        same = {"max_steps": summaries["drafter"]["num_steps"], "max_seconds": None}
+        same = {"max_steps": summaries["drafter"]["num_steps"], "max_seconds": None, "objective": "ce"}
         cfg = run.cfg.model_copy(update={"train": run.cfg.train.model_copy(update=same)})
         with run.timed("train the no-features floor", run.folder.train(False)):
             summaries["floor"] = train_drafter(cfg, run.folder, False, run.progress)

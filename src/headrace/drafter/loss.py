@@ -44,6 +44,19 @@ class Weighting:
 
 
 @dataclass(frozen=True, eq=False)
+class Teacher:
+    """What the target itself would say at each slot, and how the drafter is drawn to it instead of to the one token.
+
+    `hidden_NBH`: the target's last state, after its final norm, of the token before each slot's, so that the head gives
+    the distribution the slot's token was drawn from. kl: sum of p (log p - log q); tv: half the sum of abs(p - q), one
+    minus the share of drafts that rejection sampling accepts (DistillSpec, arXiv 2310.08461, section 3).
+    """
+
+    kind: Literal["kl", "tv"]
+    hidden_NBH: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class BlockLoss:
     """The loss (a scalar that carries the gradient) and, for N blocks of B slots, what it was made of.
 
@@ -63,6 +76,7 @@ def block_loss(
     head: Head,
     weighting: Weighting,
     denominator: float,
+    teacher: Teacher | None = None,
 ) -> BlockLoss:
     """Sum the weighted cross-entropy over supervised slots and divide by `denominator`.
 
@@ -71,11 +85,12 @@ def block_loss(
         target_ids_NB, supervised_NB: int64 and bool, as `anchors.supervise` lines them up.
         denominator: supervised slots of the whole global step, over all its micro-batches and ranks, so that the sum
             of the parts' losses and gradients is the step's, however it was cut.
+        teacher: replaces the cross-entropy in the loss; weights still follow the cross-entropy of the tokens.
     """
     # An autocast region would round the float32 arithmetic of the softmax.
     with torch.autocast(hidden_NBH.device.type, enabled=False):
         results = _BlockLoss.apply(  # type: ignore[no-untyped-call]
-            hidden_NBH, target_ids_NB, supervised_NB, head, weighting, denominator
+            hidden_NBH, target_ids_NB, supervised_NB, head, weighting, denominator, teacher
         )
     return BlockLoss(*results)
 
@@ -90,31 +105,39 @@ class _BlockLoss(torch.autograd.Function):
         head: Head,
         weighting: Weighting,
         denominator: float,
+        teacher: Teacher | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         wants_grad = ctx.needs_input_grad[0]
         grad_NBH = torch.zeros_like(hidden_NBH) if wants_grad else None
         ce_NB = torch.zeros(supervised_NB.shape, device=hidden_NBH.device)
-        weight_NB, hit_NB = torch.zeros_like(ce_NB), torch.zeros_like(supervised_NB)
-        logits = _scratch(supervised_NB, head)
+        value_NB, weight_NB, hit_NB = torch.zeros_like(ce_NB), torch.zeros_like(ce_NB), torch.zeros_like(supervised_NB)
+        logits, said = _scratch(supervised_NB, head), _scratch(supervised_NB, head) if teacher is not None else None
         for blocks in _chunks(supervised_NB):
             chosen = supervised_NB[blocks]
             hidden_PH = hidden_NBH[blocks][chosen].to(head.head_VH.dtype)
             logits_PV = torch.mm(hidden_PH, head.head_VH.T, out=logits[: len(hidden_PH)])
             ids_P1 = target_ids_NB[blocks][chosen][:, None]
-            ce_NB[blocks][chosen], hit_NB[blocks][chosen] = _softmax_gradient_(logits_PV, ids_P1, head)
+            if teacher is None or said is None:
+                ce_NB[blocks][chosen], hit_NB[blocks][chosen] = _softmax_gradient_(logits_PV, ids_P1, head)
+                value_NB[blocks] = ce_NB[blocks]
+            else:
+                teacher_PH = teacher.hidden_NBH[blocks][chosen].to(head.head_VH.dtype)
+                said_PV = torch.mm(teacher_PH, head.head_VH.T, out=said[: len(hidden_PH)])
+                found = distribution_gradient_(logits_PV, said_PV, ids_P1, head, teacher.kind)
+                value_NB[blocks][chosen], ce_NB[blocks][chosen], hit_NB[blocks][chosen] = found
             weight_NB[blocks] = weighting.weights(ce_NB[blocks], chosen)
             if grad_NBH is not None:
                 weight_P1 = weight_NB[blocks][chosen][:, None] / denominator
                 grad_NBH[blocks][chosen] = (torch.mm(logits_PV, head.head_VH) * weight_P1).to(grad_NBH.dtype)
         ctx.save_for_backward(grad_NBH)
         ctx.mark_non_differentiable(ce_NB, hit_NB)
-        return (ce_NB * weight_NB).sum() / denominator, ce_NB, hit_NB
+        return (value_NB * weight_NB).sum() / denominator, ce_NB, hit_NB
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         (grad_NBH,) = ctx.saved_tensors
-        return grad_NBH * grad, None, None, None, None, None
+        return grad_NBH * grad, None, None, None, None, None, None
 
 
 def _chunks(supervised_NB: torch.Tensor) -> Iterator[slice]:
@@ -136,18 +159,25 @@ def _scratch(supervised_NB: torch.Tensor, head: Head) -> torch.Tensor:
     return head.head_VH.new_empty(most, len(head.head_VH))
 
 
+def _slices(logits_PV: torch.Tensor) -> Iterator[slice]:
+    """Rows worked on at a time: on a CPU as many as stay in its cache."""
+    on_cpu = logits_PV.device.type == "cpu"
+    rows = max(1, _SLICE_ELEMENTS // logits_PV.shape[1]) if on_cpu else max(1, len(logits_PV))
+    for start in range(0, len(logits_PV), rows):
+        yield slice(start, min(start + rows, len(logits_PV)))
+
+
 def _softmax_gradient_(logits_PV: torch.Tensor, ids_P1: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
     """Turn logits, in place, into the gradient of the cross-entropy with respect to them.
 
     Returns: cross-entropy float32 [P] and hits bool [P].
     """
-    num_vocab = logits_PV.shape[1]
-    rows = max(1, _SLICE_ELEMENTS // num_vocab) if logits_PV.device.type == "cpu" else max(1, len(logits_PV))
+    parts = list(_slices(logits_PV))
     ce_P = torch.empty(len(logits_PV), device=logits_PV.device)
     hit_P = torch.empty(len(logits_PV), dtype=torch.bool, device=logits_PV.device)
-    room = torch.empty(min(rows, len(logits_PV)), num_vocab, device=logits_PV.device)
-    for start in range(0, len(logits_PV), rows):
-        part = slice(start, start + rows)
+    longest = max((part.stop - part.start for part in parts), default=0)
+    room = torch.empty(longest, logits_PV.shape[1], device=logits_PV.device)
+    for part in parts:
         ce_P[part], hit_P[part] = _softmax_slice_(logits_PV[part], ids_P1[part], head, room)
     return ce_P, hit_P
 
@@ -173,3 +203,33 @@ def _softmax_slice_(
 def _scale_and_cap(logits_PV: torch.Tensor, head: Head) -> torch.Tensor:
     scaled = logits_PV.float() * head.logit_scale
     return scaled if head.softcap is None else torch.tanh(scaled / head.softcap) * head.softcap
+
+
+def distribution_gradient_(
+    logits_PV: torch.Tensor, said_PV: torch.Tensor, ids_P1: torch.Tensor, head: Head, kind: Literal["kl", "tv"]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Turn logits, in place, into the gradient of the distance to what the target said, with respect to them.
+
+    Returns: distance float32 [P], cross-entropy float32 [P] and hits bool [P].
+    """
+    found = [_distance_slice_(logits_PV[part], said_PV[part], ids_P1[part], head, kind) for part in _slices(logits_PV)]
+    distance_P, ce_P, hit_P = (torch.cat(own) for own in zip(*found, strict=True))
+    return distance_P, ce_P, hit_P
+
+
+def _distance_slice_(
+    logits_PV: torch.Tensor, said_PV: torch.Tensor, ids_P1: torch.Tensor, head: Head, kind: Literal["kl", "tv"]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scaled = _scale_and_cap(logits_PV, head)
+    log_q, log_p = torch.log_softmax(scaled, 1), torch.log_softmax(_scale_and_cap(said_PV, head), 1)
+    q, p = log_q.exp(), log_p.exp()
+    ce_P, hit_P = -log_q.gather(1, ids_P1)[:, 0], scaled.gather(1, ids_P1)[:, 0] >= scaled.amax(1)
+    if kind == "kl":
+        distance_P, gradient = (p * (log_p - log_q)).sum(1), q - p
+    else:
+        side = 0.5 * torch.sign(q - p)
+        distance_P, gradient = ((q - p) * side).sum(1), q * (side - (q * side).sum(1, keepdim=True))
+    if head.softcap is not None:
+        gradient = gradient * (1 - (scaled / head.softcap).square())
+    logits_PV.copy_(gradient * head.logit_scale)
+    return distance_P, ce_P, hit_P

@@ -43,7 +43,7 @@ def read_basis(inputs: PlanInputs) -> Basis:
     if inputs.drafter is not None:
         published, numbers = read_drafter(inputs.drafter, 1)
         items = items or [str(n) for n in numbers] or None
-    taps, tap_notes = choose_taps(items, inputs.num_taps, target)
+    taps, tap_notes = choose_taps(items, inputs.num_taps, target, inputs.final_state)
     num_features = len(taps) * target.hidden_size
     drafter = (
         with_features(published, num_features) if published else derive_drafter(target, num_features, _choice(inputs))

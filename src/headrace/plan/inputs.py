@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from headrace.config import Strict
 from headrace.errors import ConfigError, PlanError
 from headrace.plan.geometry import Geometry
-from headrace.taps import Tap, default_taps, from_zlab, parse_tap, parse_taps
+from headrace.taps import FINAL_PRE_NORM, Tap, default_taps, from_zlab, parse_tap, parse_taps
 
 
 class Measurement(Strict):
@@ -54,6 +54,7 @@ class PlanInputs(Strict):
         None, description="tap names, or numbers as z-lab counts; none means the default rule"
     )
     num_taps: int = Field(5, ge=1, description="taps of the default rule")
+    final_state: bool = Field(False, description="the target's last state beside the taps")
     dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="dtype of the states")
     codec: str = Field("raw", description="the codec of the plan's main figures")
     codecs: list[str] | None = Field(None, description="codecs to compare; none means the usual ones")
@@ -106,20 +107,23 @@ def split_taps(text: str) -> list[str]:
     return found
 
 
-def choose_taps(items: list[str] | None, num_taps: int, target: Geometry) -> tuple[tuple[Tap, ...], tuple[str, ...]]:
+def choose_taps(
+    items: list[str] | None, num_taps: int, target: Geometry, final_state: bool = False
+) -> tuple[tuple[Tap, ...], tuple[str, ...]]:
     """Read taps, and say what was read as what. A bare number is z-lab's: the output of that block, counted from 0.
 
     Raises: PlanError for anything else, for repeated taps and for blocks beyond the target's depth.
     """
     try:
         if items is None:
-            taps = default_taps(target.num_blocks, num_taps)
+            taps = default_taps(target.num_blocks, num_taps) + ((FINAL_PRE_NORM,) if final_state else ())
             return taps, (f"no taps were named: z-lab's default rule places {', '.join(map(str, taps))}",)
         named = [str(_one_tap(item, target.num_blocks)) for item in items]
         taps = parse_taps(named, target.num_blocks)
     except ConfigError as exc:
         raise PlanError(*exc.args) from exc
     numbers = [item for item in items if _is_number(item)]
+    taps = (*taps, FINAL_PRE_NORM) if final_state and FINAL_PRE_NORM not in taps else taps
     if not numbers:
         return taps, ()
     return taps, (f"numeric taps are read as z-lab's numbers: {', '.join(numbers)} means {', '.join(map(str, taps))}",)

@@ -26,6 +26,7 @@ def run_inputs(cfg: RunFile, folder: RunFolder, with_samples: bool = True) -> di
         "model": cfg.target.model,
         "taps": cfg.target.taps,
         "num_taps": cfg.target.num_taps,
+        "final_state": cfg.capture.final_state,
         "dtype": cfg.states_dtype,
         "codec": cfg.capture.codec,
         "num_layers": drafter.num_layers,

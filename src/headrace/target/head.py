@@ -34,7 +34,8 @@ class FrozenHead:
 
     `embedding_VH`, `head_VH` in the target's dtype (one tensor when tied); `norm_H` the final norm's weight as stored.
     Inputs are embedding rows times `embedding_scale`; logits are products times `logit_scale`, then, with a softcap c,
-    c * tanh(logits / c).
+    c * tanh(logits / c). `norm_eps` is that of a final RMS norm, None for another kind; its weight is `norm_H` plus
+    `norm_offset` (Gemma stores weights less one).
     """
 
     embedding_VH: torch.Tensor
@@ -43,6 +44,19 @@ class FrozenHead:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     softcap: float | None = None
+    norm_eps: float | None = None
+    norm_offset: float = 0.0
+
+    def normed(self, final: torch.Tensor) -> torch.Tensor:
+        """The final norm of a last state [..., H] taken before it, in float32, returned in the head's dtype.
+
+        Raises: TargetError for an architecture whose final norm is not an RMS norm.
+        """
+        if self.norm_eps is None:
+            raise TargetError("a target whose final norm is an RMS norm", "another", "store final:post_norm instead")
+        wide = final.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.norm_eps)
+        return (normed * (self.norm_H.float() + self.norm_offset)).to(self.head_VH.dtype)
 
     @property
     def tied(self) -> bool:
@@ -79,7 +93,14 @@ def load_head(folder: Path, config: Any) -> FrozenHead:
                 f"{list(tensor.shape)} in {tensor.dtype}",
                 "give the unquantised model's folder, of the same size",
             )
-    return FrozenHead(embedding, head, norm, **scales)
+    return FrozenHead(embedding, head, norm, **scales, **_norm(text))
+
+
+def _norm(config: Any) -> dict[str, float]:
+    """What the final norm computes; Cohere's is a layer norm."""
+    if "rms_norm_eps" not in config or str(config.model_type).startswith("cohere"):
+        return {}
+    return {"norm_eps": config.rms_norm_eps, "norm_offset": 1.0 if str(config.model_type).startswith("gemma") else 0.0}
 
 
 def _scales(config: Any) -> dict[str, float]:

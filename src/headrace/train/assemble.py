@@ -21,7 +21,7 @@ from headrace.errors import TrainError
 from headrace.prepare.prepared import PreparedSet
 from headrace.source import Source
 from headrace.store.folder_source import FolderSource
-from headrace.taps import default_taps, parse_taps
+from headrace.taps import Tap, default_taps, feature_taps, parse_taps
 from headrace.target.demo import DEMO_MASK_TOKEN_ID
 from headrace.target.device import choose_device, fast_bfloat16
 from headrace.target.head import FrozenHead, load_head
@@ -57,7 +57,7 @@ class Parts:
     @property
     def reader(self) -> Reader:
         """Samples with features."""
-        return Reader(self.prepared, self.source, self.codec)
+        return Reader(self.prepared, self.source, self.codec, self.shape.num_features)
 
     def new_drafter(self, seed: int) -> Drafter:
         """An untrained drafter on the run's device, its feature scale measured."""
@@ -88,19 +88,22 @@ def assemble(cfg: RunFile, folder: RunFolder, features: bool) -> Parts:
     own = weights_hash(model)
     source: Source | None = None
     codec: Codec | None = None
+    stored: tuple[Tap, ...] = ()
     if features:
         source = FolderSource(folder.states, cfg.train.read_ahead)
         manifest = source.manifest()["identity"]
         _check_states(manifest, prepared, own)
         codec = open_codec(CodecSpec.from_json(manifest["codec"]))
-        taps = parse_taps(manifest["taps"], num_blocks)
-        num_features = codec.num_features
+        stored = parse_taps(manifest["taps"], num_blocks)
+        taps = feature_taps(stored)
+        num_features = codec.num_features * len(taps) // len(stored)
     else:
         named = cfg.target.taps
         taps = parse_taps(named, num_blocks) if named else default_taps(num_blocks, cfg.target.num_taps)
         num_features = len(taps) * int(config.get_text_config().hidden_size)
     wanted = cfg.drafter.model_copy(update={"features": features, "mask_token_id": _mask_token(cfg)})
     shape = derive_shape(wanted, config, [str(tap) for tap in taps], num_features, special_ids(model, config))
+    _check_objective(cfg.train, source is not None and len(taps) < len(stored))
     device = choose_device(cfg.target.device)
     train = cfg.train if cfg.train.autocast is not None else _decide_autocast(cfg.train, device)
     head = load_head(model, config).to(device, torch.bfloat16 if train.autocast else torch.float32)
@@ -114,6 +117,15 @@ def assemble(cfg: RunFile, folder: RunFolder, features: bool) -> Parts:
     identity = {**made_from, **_settings(cfg.order, train)}
     plan = plan_steps(prepared, cfg.order, train)
     return Parts(train, shape, head, prepared, plan, source, codec, device, made_from, identity)
+
+
+def _check_objective(cfg: TrainConfig, has_final: bool) -> None:
+    if cfg.objective != "ce" and not has_final:
+        raise TrainError(
+            f"the target's last states, for train.objective {cfg.objective}",
+            "none in the store (the floor reads no store at all)",
+            "capture with capture.final_state true; or train with objective ce, or with floor false",
+        )
 
 
 def _decide_autocast(cfg: TrainConfig, device: torch.device) -> TrainConfig:

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +33,15 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, eq=False)
 class TrainSample:
-    """A sample with its features [T, F] ([T, 0] for the floor) and the anchors int64 [A] of this visit."""
+    """A sample with its features [T, F] ([T, 0] for the floor) and the anchors int64 [A] of this visit.
+
+    `final_TH`: the target's last state of each token, [T, 0] where the store has none.
+    """
 
     sample: Sample
     features_TF: torch.Tensor
     anchors_A: Ints
+    final_TH: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
 
     @property
     def name(self) -> str:
@@ -110,15 +114,27 @@ def plan_steps(prepared: PreparedSet, order: OrderConfig, cfg: TrainConfig) -> P
     return Plan(lengths, eligible, order, cfg.step_tokens, cfg.epochs)
 
 
+class Read(NamedTuple):
+    """A sample with its features [T, F] and the target's last states [T, H], either of width 0 where there are none."""
+
+    sample: Sample
+    features_TF: torch.Tensor
+    final_TH: torch.Tensor
+
+
 class Reader:
     """Samples with their features, by position; without a source, samples alone (the floor reads no state)."""
 
-    def __init__(self, prepared: PreparedSet, source: Source | None, codec: Codec | None) -> None:
+    def __init__(
+        self, prepared: PreparedSet, source: Source | None, codec: Codec | None, num_features: int | None = None
+    ) -> None:
+        """Args: num_features: columns that are the drafter's; the rest are the target's last state. None: all."""
         self._prepared = prepared
         self._source = source
         self._codec = codec
+        self._num_features = num_features
 
-    def read(self, positions: Iterable[Position]) -> Iterator[tuple[Sample, torch.Tensor] | Hole]:
+    def read(self, positions: Iterable[Position]) -> Iterator[Read | Hole]:
         """Yield one item for each position, in order.
 
         Raises: TrainError for a record of another sample, or with a feature that is not finite.
@@ -126,14 +142,17 @@ class Reader:
         if self._source is None or self._codec is None:
             for position in positions:
                 sample = self._prepared.sample(position.row)
-                yield sample, torch.zeros(sample.num_tokens, 0)
+                nothing = torch.zeros(sample.num_tokens, 0)
+                yield Read(sample, nothing, nothing)
             return
         for item in self._source.records(positions):
             if isinstance(item, Hole):
                 yield item
             else:
                 sample = self._prepared.sample(item.row)
-                yield sample, decode_features(item, sample, self._codec)
+                columns = decode_features(item, sample, self._codec)
+                width = columns.shape[1] if self._num_features is None else self._num_features
+                yield Read(sample, columns[:, :width], columns[:, width:])
 
 
 def decode_features(record: Record, sample: Sample, codec: Codec) -> torch.Tensor:
@@ -188,7 +207,7 @@ def _gather(
     step: tuple[int, int],
     rows: Ints,
     known_holes: set[int],
-    items: Iterator[tuple[Sample, torch.Tensor] | Hole],
+    items: Iterator[Read | Hole],
 ) -> Step:
     """Take one step's samples from the reader and cut them into micro-batches by their known lengths."""
     began = time.monotonic()
@@ -202,10 +221,10 @@ def _gather(
         if isinstance(item, Hole):
             holes.append(item)
             continue
-        sample, features_TF = item
+        sample, features_TF, final_TH = item
         anchors_A = draw_anchors(sample.loss_mask, cfg.anchors, anchor_rng(cfg.seed, epoch, row))
         if len(anchors_A):
-            samples[place] = TrainSample(sample, features_TF, anchors_A)
+            samples[place] = TrainSample(sample, features_TF, anchors_A, final_TH)
     waited_s = time.monotonic() - began
     cuts = micro_batches(range(*step), rows, plan.lengths, cfg.micro_tokens)
     micro = [[samples[place] for place in cut if place in samples] for cut in cuts]

@@ -34,8 +34,8 @@ class HeldOut:
         # Held-out rows have no place in any epoch's order; a source needs only row and id.
         positions = (Position(0, -1, int(row), prepared.sample_id(int(row))) for row in chosen)
         found = [item for item in reader.read(positions) if not isinstance(item, Hole)]
-        kept = [(sample, features) for sample, features in found if len(eligible_anchors(sample.loss_mask))]
-        return cls([sample for sample, _ in kept], [features for _, features in kept])
+        kept = [item for item in found if len(eligible_anchors(item.sample.loss_mask))]
+        return cls([item.sample for item in kept], [item.features_TF for item in kept])
 
     def tau(self, drafter: Drafter, head: Head, autocast: bool) -> float | None:
         """Teacher-forced τ over all samples together; None when there are none."""

@@ -52,4 +52,4 @@ def _features(reader: Reader, prepared: PreparedSet) -> Iterator[torch.Tensor]:
     )
     for item in reader.read(positions):
         if not isinstance(item, Hole):
-            yield item[1]
+            yield item.features_TF

@@ -17,9 +17,10 @@ import torch
 
 from headrace.config import TrainConfig
 from headrace.drafter.anchors import supervise
-from headrace.drafter.loss import BlockLoss, Weighting, block_loss
-from headrace.drafter.model import Drafter, Head
+from headrace.drafter.loss import BlockLoss, Teacher, Weighting, block_loss
+from headrace.drafter.model import Drafter
 from headrace.errors import TrainError
+from headrace.target.head import FrozenHead
 from headrace.train.batches import Step, TrainSample
 
 
@@ -44,6 +45,7 @@ class Packed:
     input_ids: list[torch.Tensor]
     target_ids_NB: torch.Tensor
     supervised_NB: torch.Tensor
+    finals: list[torch.Tensor]
 
     @property
     def num_supervised(self) -> int:
@@ -61,11 +63,12 @@ def pack(samples: Sequence[TrainSample], block_size: int, device: torch.device) 
         input_ids=[torch.from_numpy(s.sample.input_ids.astype(np.int64)).to(device) for s in samples],
         target_ids_NB=torch.from_numpy(np.concatenate([e.target_ids for e in each])).to(device),
         supervised_NB=torch.from_numpy(np.concatenate([e.supervised for e in each])).to(device),
+        finals=[s.final_TH.to(device, non_blocking=True) for s in samples],
     )
 
 
 def take_step(
-    drafter: Drafter, optimizer: torch.optim.Optimizer, head: Head, step: Step, cfg: TrainConfig
+    drafter: Drafter, optimizer: torch.optim.Optimizer, head: FrozenHead, step: Step, cfg: TrainConfig
 ) -> StepFigures | None:
     """Train on one global step, at the learning rate the optimiser has.
 
@@ -96,7 +99,7 @@ def take_step(
 
 
 def _learn(
-    drafter: Drafter, batch: Packed, head: Head, weighting: Weighting, num_supervised: int, cfg: TrainConfig
+    drafter: Drafter, batch: Packed, head: FrozenHead, weighting: Weighting, num_supervised: int, cfg: TrainConfig
 ) -> Iterator[BlockLoss]:
     """Add one micro-batch's gradients, group by group; yields each group's loss before its backward pass."""
     autocast = torch.autocast(drafter.feature_scale.device.type, torch.bfloat16, enabled=cfg.autocast is True)
@@ -107,14 +110,30 @@ def _learn(
         ids = [own[at] for own, at in zip(batch.input_ids, anchors, strict=True)]
         with autocast:
             hidden_NBH = drafter.blocks(cut, anchors, ids, head)
+        teacher = _teacher(batch, anchors, head, cfg) if cfg.objective != "ce" else None
         found = block_loss(
-            hidden_NBH, batch.target_ids_NB[group], batch.supervised_NB[group], head, weighting, num_supervised
+            hidden_NBH, batch.target_ids_NB[group], batch.supervised_NB[group], head, weighting, num_supervised, teacher
         )
         yield found
         found.loss.backward()  # type: ignore[no-untyped-call]
     pairs = [pair for whole, part in zip(made, cut, strict=True) for pair in whole.gradients(part)]
     if pairs:
         torch.autograd.backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs])
+
+
+def _teacher(batch: Packed, anchors: Sequence[torch.Tensor], head: FrozenHead, cfg: TrainConfig) -> Teacher:
+    """The target's normed last states before each slot's token: slot k of the block at a reads that of token a + k - 1.
+
+    Slots beyond the sample, and slot 0, are never supervised; what stands there does not matter.
+    """
+    assert cfg.objective != "ce"
+    slots = torch.arange(batch.target_ids_NB.shape[1], device=batch.target_ids_NB.device) - 1
+    rows = [
+        final_TH[(at[:, None] + slots).clamp(0, len(final_TH) - 1)]
+        for final_TH, at in zip(batch.finals, anchors, strict=True)
+        if len(at)
+    ]
+    return Teacher(cfg.objective, head.normed(torch.cat(rows)))
 
 
 def _groups(anchors: Sequence[torch.Tensor], size: int) -> Iterator[tuple[slice, list[torch.Tensor]]]:
