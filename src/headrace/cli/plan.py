@@ -128,6 +128,11 @@ def _plan(
         if folder.root.is_dir():
             save = save or folder.root / PLAN
     made = make_plan(make_inputs(**values))
+    if cfg is not None and (limit := cfg.train.max_seconds or cfg.train.max_steps):
+        kind = "s" if cfg.train.max_seconds else "steps"
+        Console(stderr=True).print(
+            f"note: all {cfg.train.epochs} epochs are planned; the run ends after {limit:g} {kind}"
+        )
     if save is not None:
         save_plan(made, save)
     if as_json:

@@ -15,6 +15,13 @@ from headrace.plan.plan import Plan
 from headrace.plan.quantity import bytes_text, time_text
 
 # Real quantity -> the plan's figure, the share it may be off by.
+LABELS = {
+    "total_bytes": "states",
+    "stored_bytes": "store",
+    "capture_s": "capture",
+    "train_s": "training",
+    "decode_s": "regenerating",
+}
 CHECKED = {
     "total_bytes": ("total_bytes", 0.01),
     "stored_bytes": ("stored_bytes", 0.01),
@@ -39,11 +46,18 @@ class CheckRow:
         """A value of this quantity in units that people read."""
         return bytes_text(value) if self.name.endswith("bytes") else time_text(value)
 
+    @property
+    def difference(self) -> str:
+        """How far the real value is from the planned one."""
+        return f"{self.ratio - 1:+.1%}" if self.ratio < 10 else f"{self.ratio:,.0f} times"
+
     def text(self) -> str:
         """In one line."""
         verdict = "within" if self.ok else "NOT within"
         planned, real = self.show(self.planned), self.show(self.real)
-        return f"{self.name}: planned {planned}, real {real} ({self.ratio - 1:+.1%}), {verdict} {self.tolerance:.0%}"
+        return (
+            f"{LABELS[self.name]}: planned {planned}, real {real} ({self.difference}), {verdict} {self.tolerance:.0%}"
+        )
 
 
 def apply_measurement(inputs: PlanInputs, measured: Measurement) -> PlanInputs:

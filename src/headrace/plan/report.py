@@ -72,8 +72,17 @@ def to_json(plan: Plan) -> dict[str, Any]:
 def save_plan(plan: Plan, path: Path) -> None:
     """Save a plan: the inputs that make it again, its figures for `--check`, its cost by disk for a run's report."""
     points = [asdict(point) for point in cost_against_disk(plan)]
-    value = {"inputs": plan.inputs.model_dump(mode="json"), "plan": to_json(plan), "cost_against_disk": points}
+    inputs = plan.inputs.model_dump(mode="json")
+    value = {"inputs": inputs, "made_for": made_for(plan), "plan": to_json(plan), "cost_against_disk": points}
     write_json(path, value)
+
+
+def made_for(plan: Plan) -> str:
+    """Whose rates a plan rests on: the machine that was measured, or modelled GPUs."""
+    measured, site = plan.inputs.measured, plan.sites[0]
+    if measured is not None:
+        return f"{measured.machine}, measured {measured.date}"
+    return f"{site.capture} (capture) and {site.train} (training), modelled"
 
 
 def _recommendation(plan: Plan) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.config import Resolved, RunFolder, leaves
 from headrace.files import read_json_lines, write_atomic
-from headrace.plan.measure import check_saved
+from headrace.plan.measure import LABELS, check_saved
 from headrace.plan.run_file import PLAN, load_saved_plan, real_figures
 from headrace.report import plots
 from headrace.report.results import gather
@@ -143,12 +143,13 @@ def _planned(folder: RunFolder) -> str:
         return ""
     saved = load_saved_plan(folder.root)
     rows = [
-        (row.name, row.show(row.planned), row.show(row.real), f"{row.ratio - 1:+.1%}")
+        (LABELS[row.name], row.show(row.planned), row.show(row.real), row.difference)
         for row in check_saved(saved, real_figures(folder))
     ]
     points = saved["cost_against_disk"]
     plot = f"<p>Cheapest way at each disk budget, planned:</p>{plots.cost(points)}" if points else ""
-    return f"<h2>Planned and real</h2>{_table(('', 'planned', 'real', 'real to planned'), rows)}{plot}"
+    head = f'<h2>Planned and real</h2><p class="muted">Planned for {html.escape(saved["made_for"])}.</p>'
+    return f"{head}{_table(('', 'planned', 'real', 'real to planned'), rows)}{plot}"
 
 
 def _settings(resolved: Resolved) -> str:

@@ -81,7 +81,7 @@ def cost(points: Sequence[Mapping[str, Any]]) -> str:
     axes.set_xlabel(f"disk budget, {unit}")
     axes.set_ylabel("US dollars" if priced else "hours")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _svg(figure)
 
 
