@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+from headrace.drafter.attend import KeysValues, Packing, attend
 from headrace.drafter.shape import DrafterShape
 from headrace.errors import DrafterError
 
@@ -137,85 +138,20 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
         self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
 
-    def keys_values(self, x: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_values(self, x: torch.Tensor, rotation: Rotation) -> KeysValues:
         """Keys (normed, turned) and values of [..., H]: two [..., KV, D]."""
         wanted = (*x.shape[:-1], self.num_kv_heads, self.head_dim)
         return _rotate(self.k_norm(self.k_proj(x).view(wanted)), rotation), self.v_proj(x).view(wanted)
 
     def forward(
-        self,
-        x_NBH: torch.Tensor,
-        rotation: Rotation,
-        contexts: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        anchors: Sequence[torch.Tensor],
+        self, x_NBH: torch.Tensor, rotation: Rotation, contexts: Sequence[KeysValues], packing: Packing
     ) -> torch.Tensor:
         """Attend packed blocks [N, B, H], the blocks of each sample in turn."""
         num_blocks, block_size, _ = x_NBH.shape
         queries = self.q_norm(self.q_proj(x_NBH).view(num_blocks, block_size, self.num_heads, self.head_dim))
-        queries = _rotate(queries, rotation)
-        keys, values = self.keys_values(x_NBH, rotation)
-        counts = [len(a) for a in anchors]
-        parts = zip(
-            torch.split(queries, counts),
-            torch.split(keys, counts),
-            torch.split(values, counts),
-            contexts,
-            anchors,
-            strict=True,
-        )  # a context differs in length from sample to sample, so only this part is not packed
-        mixed = [self._attend(q, k, v, *context, at) for q, k, v, context, at in parts if len(at)]
-        out: torch.Tensor = self.o_proj(torch.cat(mixed).view(num_blocks, block_size, -1))
+        mixed = attend(_rotate(queries, rotation), self.keys_values(x_NBH, rotation), contexts, packing, self.window)
+        out: torch.Tensor = self.o_proj(mixed)
         return out
-
-    def _attend(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        context_keys: torch.Tensor,
-        context_values: torch.Tensor,
-        anchors_A: torch.Tensor,
-    ) -> torch.Tensor:
-        """Blocks of one sample: queries [A, B, heads, D], own keys [A, B, KV, D], context keys [T, KV, D]."""
-        num_anchors, block_size, _, dim = queries.shape
-        num_kv, num_tokens = self.num_kv_heads, len(context_keys)
-        grouped = queries.view(num_anchors, block_size, num_kv, -1, dim).permute(2, 0, 1, 3, 4)
-        flat = grouped.reshape(num_kv, -1, dim)  # each key head meets the queries of its group, slot by slot
-        own = flat.view(num_kv, num_anchors, -1, dim)
-        to_context = torch.matmul(flat, context_keys.permute(1, 2, 0)).view(*own.shape[:3], num_tokens)
-        to_block = torch.matmul(own, keys.permute(2, 0, 3, 1))
-        unknown = self._unseen(anchors_A, block_size, num_tokens)
-        to_context = to_context.masked_fill(_by_head(unknown, own.shape[2]), float("-inf"))
-        if self.window is not None and self.window < block_size:
-            slots = torch.arange(block_size, device=anchors_A.device)
-            far = (slots[:, None] - slots).abs() >= self.window
-            to_block = to_block.masked_fill(_by_head(far[None], own.shape[2]), float("-inf"))
-        scores = torch.cat((to_context, to_block), dim=-1).float() * dim**-0.5
-        shares = torch.softmax(scores, dim=-1).to(values.dtype)
-        mixed = torch.matmul(shares[..., num_tokens:], values.permute(2, 0, 1, 3))
-        if num_tokens:
-            to_values = shares[..., :num_tokens].reshape(num_kv, -1, num_tokens)
-            mixed = mixed + torch.matmul(to_values, context_values.transpose(0, 1)).view_as(mixed)
-        back = mixed.view(num_kv, num_anchors, block_size, -1, dim).permute(1, 2, 0, 3, 4)
-        return back.reshape(num_anchors, block_size, -1)
-
-    def _unseen(self, anchors_A: torch.Tensor, block_size: int, num_tokens: int) -> torch.Tensor:
-        """Context tokens that a slot must not see, [A, 1 or B, T]: from the anchor on, and those beyond its window.
-
-        The window is counted from each slot, as a decoder's attention counts it, not from the block's anchor.
-        """
-        tokens = torch.arange(num_tokens, device=anchors_A.device)
-        unseen = tokens >= anchors_A[:, None, None]
-        if self.window is None:
-            return unseen
-        slots_AB1 = (anchors_A[:, None] + torch.arange(block_size, device=anchors_A.device))[..., None]
-        return unseen | (slots_AB1 - tokens >= self.window)
-
-
-def _by_head(mask_ABT: torch.Tensor, rows: int) -> torch.Tensor:
-    """Repeat a mask [A, B, T] for the heads of a slot, which lie together: [A, rows, T]; one of [A, 1, T] as it is."""
-    size = mask_ABT.shape[1]
-    return mask_ABT if size == 1 else mask_ABT.repeat_interleave(rows // size, dim=1)
 
 
 class Layer(nn.Module):
@@ -229,14 +165,10 @@ class Layer(nn.Module):
         self.mlp = Mlp(shape)
 
     def forward(
-        self,
-        x_NBH: torch.Tensor,
-        rotation: Rotation,
-        contexts: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        anchors: Sequence[torch.Tensor],
+        self, x_NBH: torch.Tensor, rotation: Rotation, contexts: Sequence[KeysValues], packing: Packing
     ) -> torch.Tensor:
         """[N, B, H] to [N, B, H]."""
-        x_NBH = x_NBH + self.self_attn(self.input_layernorm(x_NBH), rotation, contexts, anchors)
+        x_NBH = x_NBH + self.self_attn(self.input_layernorm(x_NBH), rotation, contexts, packing)
         out: torch.Tensor = x_NBH + self.mlp(self.post_attention_layernorm(x_NBH))
         return out
 
@@ -354,8 +286,9 @@ class Drafter(nn.Module):
         slots = torch.arange(self.shape.block_size, device=places_N.device)
         rotation = self._rotation(places_N[:, None] + slots)
         x_NBH = self._slot_embeddings(torch.cat(list(anchor_ids)), head)
+        packing = Packing(anchors, [c.keys[0].shape[0] for c in contexts], self.shape.block_size)
         for i, layer in enumerate(self.layers):
-            x_NBH = layer(x_NBH, rotation, [(c.keys[i], c.values[i]) for c in contexts], anchors)
+            x_NBH = layer(x_NBH, rotation, [(c.keys[i], c.values[i]) for c in contexts], packing)
         out: torch.Tensor = self.norm(x_NBH)
         return out
 
