@@ -74,7 +74,9 @@ class CaptureConfig(Strict):
     """How states are made."""
 
     group_tokens: int = Field(4096, ge=1, description="padded tokens of one forward pass")
-    codec: Literal["raw"] = Field("raw", description="how states are encoded")
+    codec: str = Field(
+        "raw", description="raw, lossless, fp8, rotated:BITS, or the folder that headrace codec fit made"
+    )
     dtype: Literal["bfloat16", "float32", "float16"] | None = Field(
         None, description="dtype of stored states; none means target.dtype, or bfloat16 where that is auto"
     )

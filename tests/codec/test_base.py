@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.codec.base import RawCodec, open_codec
+from headrace.codec.base import RawCodec
+from headrace.codec.registry import open_codec
 from headrace.codec.spec import CodecSpec
 from headrace.errors import CodecError
 

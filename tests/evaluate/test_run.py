@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.codec.spec import CodecSpec
 from headrace.config import EvaluateConfig, RunFile, RunFolder
 from headrace.drafter.model import Drafter
 from headrace.errors import EvaluateError
@@ -16,8 +17,9 @@ from headrace.export.zlab import export_zlab
 from headrace.prepare.prepared import Draft, write_prepared
 from headrace.progress import Silent
 from headrace.record import sample_id
+from headrace.testing.tiny_target import HIDDEN_SIZE
 from headrace.train.checkpoint import Checkpoint, RunState, save_checkpoint
-from tests.evaluate.conftest import BLOCK, LIMIT, Pair, plain, shape
+from tests.evaluate.conftest import BLOCK, LIMIT, TAPS, Pair, plain, shape
 
 
 def line(row: int, gained: list[int], verdict: str = "same", floors: bool = True) -> dict[str, Any]:
@@ -75,7 +77,9 @@ def made_run(pair: Pair, root: Path) -> tuple[RunFile, RunFolder]:
 
 
 def save(folder: RunFolder, drafter: Drafter, weights_hash: str, step: int = 1) -> None:
-    made_from = {"shape": drafter.shape.to_json(), "target": {"weights_hash": weights_hash}}
+    spec = CodecSpec("raw", 0, len(TAPS), HIDDEN_SIZE, "float32").to_json()
+    told = {"codec": spec, "prepared": "made up"}
+    made_from = {"shape": drafter.shape.to_json(), "target": {"weights_hash": weights_hash}, **told}
     state = RunState(step=step, epoch=0, place=0, num_steps=step, made_from=made_from)
     weights = {name: tensor.contiguous() for name, tensor in drafter.state_dict().items()}
     save_checkpoint(folder.train(drafter.shape.features), Checkpoint(weights, {}, state), best=True)

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from headrace.capture.check import check_states
-from headrace.codec.base import TORCH_DTYPES, Codec, open_codec
+from headrace.codec.base import TORCH_DTYPES, Codec
+from headrace.codec.registry import chosen_spec, copy_basis, open_codec
 from headrace.codec.spec import CodecSpec
 from headrace.config import RunFile, RunFolder
 from headrace.errors import CaptureError
@@ -41,13 +42,16 @@ def capture(cfg: RunFile, folder: RunFolder, target: Target, progress: Progress)
     """
     prepared = PreparedSet.open(folder.prepared)
     taps = capture_taps(cfg, target.spec.num_blocks)
-    codec = open_codec(CodecSpec(cfg.capture.codec, 0, len(taps), target.spec.hidden_size, cfg.states_dtype))
+    spec, fitted = chosen_spec(cfg.capture.codec, len(taps), target.spec.hidden_size, cfg.states_dtype)
+    _check_final(spec, taps)
+    codec = open_codec(spec, fitted)
     manifest = _manifest(cfg, target, taps, codec, prepared)
     stage = Stage(folder.states, "capture", _identity(cfg, manifest))
     known = stage.state()
     if known == "new":
         stage.begin()
     with StoreWriter(folder.states, manifest, cfg.store.shard_bytes, cfg.store.shard_seconds) as writer:
+        copy_basis(spec, fitted, folder.states)  # beside a manifest that was found to name it
         for note in writer.notes:
             progress.note(f"states: {note}")
         work = _Capture(cfg, prepared, target, taps, codec, writer, progress)
@@ -59,6 +63,15 @@ def capture(cfg: RunFile, folder: RunFolder, target: Target, progress: Progress)
     summary = {**_sizes(folder, prepared, codec), **speed, "taps": [str(tap) for tap in taps]}
     stage.finish(summary)
     return summary
+
+
+def _check_final(spec: CodecSpec, taps: Sequence[Tap]) -> None:
+    if taps[-1] == FINAL_PRE_NORM and spec.name in ("rotated", "latent"):
+        raise CaptureError(
+            "raw, lossless or fp8 for a last state, which the loss reads as it is",
+            f"capture.codec {spec.name} with capture.final_state",
+            "change one of the two",
+        )
 
 
 def capture_taps(cfg: RunFile, num_blocks: int) -> tuple[Tap, ...]:

@@ -24,6 +24,11 @@ class Codec(Protocol):
         """F, the width of `features`."""
         ...
 
+    @property
+    def num_scales(self) -> int:
+        """Runs of features, equally long, that share one fixed scale in the trainer."""
+        ...
+
     def encode(self, states_TLH: torch.Tensor) -> bytes:
         """Encode one token span. Raises: CodecError for a shape, dtype or value the codec cannot hold."""
         ...
@@ -53,24 +58,21 @@ class RawCodec:
     @property
     def num_features(self) -> int:
         """L*H."""
-        return self.spec.num_taps * self.spec.hidden_size
+        return self.spec.width
+
+    @property
+    def num_scales(self) -> int:
+        """One for each tap."""
+        return self.spec.num_taps
 
     def encode(self, states_TLH: torch.Tensor) -> bytes:
         """Copy the bytes of [T, L, H]."""
-        expected = (self.spec.num_taps, self.spec.hidden_size)
-        if states_TLH.shape[1:] != expected or states_TLH.dtype != self._dtype:
-            raise CodecError(
-                f"states [T, {expected[0]}, {expected[1]}] in {self.spec.dtype}",
-                f"{list(states_TLH.shape)} in {states_TLH.dtype}",
-                "capture with the taps and dtype of the manifest",
-            )
+        check_states_shape(states_TLH, self.spec)
         return states_TLH.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
     def features(self, payload: bytes, num_tokens: int) -> torch.Tensor:
         """View the bytes as [T, L*H]."""
-        expected = int(num_tokens * self.spec.bytes_per_token())
-        if len(payload) != expected:
-            raise CodecError(f"{expected} bytes for {num_tokens} tokens", str(len(payload)), "re-capture the record")
+        check_length(payload, num_tokens, self.spec)
         if num_tokens == 0:
             return torch.zeros(0, self.num_features, dtype=self._dtype)
         return torch.frombuffer(bytearray(payload), dtype=self._dtype).view(num_tokens, self.num_features)
@@ -84,8 +86,28 @@ class RawCodec:
         return features_TF.view(len(features_TF), self.spec.num_taps, self.spec.hidden_size)
 
 
-def open_codec(spec: CodecSpec) -> Codec:
-    """The codec that a spec names. Raises: CodecError for one this version does not know."""
-    if spec.name == "raw":
-        return RawCodec(spec)
-    raise CodecError("a codec of this version (raw)", spec.name, "upgrade headrace")
+def check_states_shape(states_TLH: torch.Tensor, spec: CodecSpec) -> None:
+    """Raise CodecError for states of another shape or dtype than a spec's."""
+    expected = (spec.num_taps, spec.hidden_size)
+    if states_TLH.shape[1:] != expected or states_TLH.dtype != TORCH_DTYPES[spec.dtype]:
+        raise CodecError(
+            f"states [T, {expected[0]}, {expected[1]}] in {spec.dtype}",
+            f"{list(states_TLH.shape)} in {states_TLH.dtype}",
+            "capture with the taps and dtype of the manifest",
+        )
+
+
+def check_finite(states_TLH: torch.Tensor, spec: CodecSpec) -> None:
+    """Raise CodecError for another shape or dtype, and for a NaN or infinity, naming token and tap."""
+    check_states_shape(states_TLH, spec)
+    bad_TL = ~torch.isfinite(states_TLH).all(-1)
+    if bool(bad_TL.any()):
+        token, tap = bad_TL.nonzero()[0].tolist()
+        raise CodecError("finite states", f"NaN or infinity at token {token}, tap {tap}", "capture the sample again")
+
+
+def check_length(payload: bytes, num_tokens: int, spec: CodecSpec) -> None:
+    """Raise CodecError for a payload of another length than a codec of fixed size gives."""
+    expected = int(num_tokens * spec.bytes_per_token())
+    if len(payload) != expected:
+        raise CodecError(f"{expected} bytes for {num_tokens} tokens", str(len(payload)), "re-capture the record")

@@ -1,8 +1,10 @@
 """What a codec is called and what it weighs, before anything runs and without torch.
 
-In: a name and parameters. Out: a spec for the manifest, and bytes per token for plans and segments.
+In: a name and parameters. Out: a spec for the manifest, and bytes per token for plans and segments. A quantised codec
+has groups of coordinates, each with its bits; `rotated:4` and `latent:288x4` are short for the usual choices.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +12,23 @@ from typing import Any
 from headrace.errors import CodecError
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+NAMES = ("raw", "lossless", "fp8", "rotated", "latent")
+BITS = (2, 3, 4, 5, 6, 8)
+GROUP = 128  # coordinates that share a scale, unless fitted otherwise
+GROUP_8 = 512  # at 8 bits, where a scale's own bytes would weigh more than what it saves
+LOSSLESS_RATIO = 1.45  # expected of bfloat16 states; the ceiling by the entropy of exponents is about 1.51
+SCALE_BYTES = 2  # float16
+KNOWN = "raw, lossless, fp8, rotated:B (B bits a coordinate) and latent:RxB (R coordinates of B bits)"
+_SHORT = re.compile(r"(raw|lossless|fp8)|rotated:(\d+)|latent:(\d+)x(\d+)")
 
 
 @dataclass(frozen=True)
 class CodecSpec:
-    """Name, version and parameters of a codec, and the sizes it was made for."""
+    """Name, version and parameters of a codec, and the sizes it was made for.
+
+    Parameters of `rotated` and `latent`: `groups`, a list of [coordinates, bits]; `seed` of the rotation; `basis`, the
+    digest of the fitted basis; `escape_share`, the share of tokens expected in 16 bits.
+    """
 
     name: str
     version: int
@@ -23,12 +37,43 @@ class CodecSpec:
     dtype: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def width(self) -> int:
+        """L*H, the numbers of one token's states."""
+        return self.num_taps * self.hidden_size
+
+    @property
+    def groups(self) -> list[tuple[int, int]]:
+        """Coordinates and bits of each group of a quantised codec. Raises: CodecError where the spec has none."""
+        if "groups" not in self.parameters:
+            raise CodecError(f"groups of coordinates for the codec {self.name}", "none", "fit the codec")
+        return [(int(size), int(bits)) for size, bits in self.parameters["groups"]]
+
+    @property
+    def num_features(self) -> int:
+        """F, the width of what the trainer reads."""
+        return sum(size for size, _ in self.groups) if self.name == "latent" else self.width
+
     def bytes_per_token(self) -> float:
-        """Payload bytes of one token. Raises: CodecError for a codec this version does not know."""
-        if self.name != "raw" or self.dtype not in DTYPE_BYTES:
-            found = f"{self.name} in {self.dtype}"
-            raise CodecError("codec raw in bfloat16, float16 or float32", found, "upgrade headrace")
-        return float(self.num_taps * self.hidden_size * DTYPE_BYTES[self.dtype])
+        """Payload bytes of one token; of `lossless`, and of escapes, what is expected.
+
+        Raises: CodecError for a codec or dtype this version does not know.
+        """
+        if self.name not in NAMES or self.dtype not in DTYPE_BYTES:
+            raise CodecError(
+                f"a codec among {', '.join(NAMES)}, of states in a dtype among {', '.join(DTYPE_BYTES)}",
+                f"{self.name} in {self.dtype}",
+                "upgrade headrace",
+            )
+        raw = float(self.width * DTYPE_BYTES[self.dtype])
+        if self.name == "raw":
+            return raw
+        if self.name == "lossless":
+            return raw / LOSSLESS_RATIO
+        if self.name == "fp8":
+            return float(self.width + 4 * self.num_taps)
+        escaped = float(self.parameters.get("escape_share", 0.0)) * (4 + 2 * self.num_features)
+        return sum(packed_bytes(size, bits) + SCALE_BYTES for size, bits in self.groups) + escaped
 
     def to_json(self) -> dict[str, Any]:
         """The manifest's form."""
@@ -45,3 +90,36 @@ class CodecSpec:
     def from_json(cls, value: Mapping[str, Any]) -> "CodecSpec":
         """Read the manifest's form."""
         return cls(**value)
+
+
+def packed_bytes(size: int, bits: int) -> int:
+    """Bytes of one token's codes in a group."""
+    return -(-size * bits // 8)
+
+
+def split_groups(size: int, bits: int, group: int | None = None) -> list[list[int]]:
+    """Cut `size` coordinates into groups of nearly equal size, at most `group` each, all of `bits`."""
+    count = -(-size // (group or (GROUP_8 if bits == 8 else GROUP)))
+    return [[size // count + (i < size % count), bits] for i in range(count)]
+
+
+def short_spec(text: str, num_taps: int, hidden_size: int, dtype: str) -> CodecSpec:
+    """The spec that a short name stands for; of `latent`, sizes only: its basis is fitted.
+
+    Raises: CodecError for an unknown name, bits or rank.
+    """
+    match = _SHORT.fullmatch(text.strip().lower())
+    if match is None:
+        raise CodecError(f"a codec: {KNOWN}", repr(text), "see docs/codecs.md")
+    plain, rotated_bits, rank, latent_bits = match.groups()
+    if plain:
+        return CodecSpec(plain, 0, num_taps, hidden_size, dtype)
+    bits = int(rotated_bits or latent_bits)
+    if bits not in BITS:
+        raise CodecError(f"{', '.join(map(str, BITS))} bits a coordinate", str(bits), "choose one of them")
+    if rotated_bits:
+        groups = [pair for _ in range(num_taps) for pair in split_groups(hidden_size, bits)]
+        return CodecSpec("rotated", 0, num_taps, hidden_size, dtype, {"groups": groups, "seed": 0})
+    if not 1 <= int(rank) <= num_taps * hidden_size:
+        raise CodecError(f"1 to {num_taps * hidden_size} coordinates", rank, "a latent has no more than the raw states")
+    return CodecSpec("latent", 0, num_taps, hidden_size, dtype, {"groups": split_groups(int(rank), bits)})

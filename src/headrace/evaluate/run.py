@@ -36,7 +36,7 @@ from headrace.record import digest
 from headrace.target.head import load_head
 from headrace.target.transformers_target import TransformersTarget
 from headrace.train.checkpoint import LAST
-from headrace.train.load import load_drafter
+from headrace.train.load import as_served, load_codec, load_drafter
 
 FLOORS = ("untrained", "no_features", "prompt_lookup")
 Line = dict[str, Any]
@@ -118,7 +118,7 @@ def _load(checkpoint: Path, target: TransformersTarget) -> Drafter:
             f"weights {target.spec.weights_hash}",
             "set target.model to the model whose states were captured",
         )
-    return drafter
+    return as_served(drafter, load_codec(checkpoint, extras)) if drafter.shape.features else drafter
 
 
 def _check_shape(shape: DrafterShape, target: TransformersTarget) -> None:

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load, save
 from transformers import AutoConfig
 
-from headrace.codec.base import Codec, open_codec
-from headrace.codec.spec import CodecSpec
+from headrace.codec.base import Codec
 from headrace.config import RunFile, RunFolder
 from headrace.drafter.model import Drafter
 from headrace.errors import ExportError
@@ -25,7 +24,7 @@ from headrace.progress import Progress
 from headrace.target.head import FrozenHead, load_head
 from headrace.target.transformers_target import target_folder
 from headrace.train.checkpoint import LAST
-from headrace.train.load import load_drafter
+from headrace.train.load import load_codec, load_drafter
 
 load_zlab = load_stock
 
@@ -105,7 +104,7 @@ def export_run(cfg: RunFile, folder: RunFolder, progress: Progress) -> dict[str,
     config = AutoConfig.from_pretrained(model)
     text = config.get_text_config()
     ids = {key: getattr(text, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id") if hasattr(text, key)}
-    codec = open_codec(CodecSpec.from_json(extras["codec"]))
+    codec = load_codec(folder.train() / LAST, extras)
     export_zlab(drafter, folder.export, codec, ids, stock_scales(load_head(model, config)))
     target = str(model) if cfg.target.model == "demo" else cfg.target.model
     commands = serve_commands(target, folder.export, drafter.shape.block_size)

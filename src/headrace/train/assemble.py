@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from headrace.codec.base import Codec, open_codec
+from headrace.codec.base import Codec
+from headrace.codec.registry import open_codec
 from headrace.codec.spec import CodecSpec
 from headrace.config import OrderConfig, RunFile, RunFolder, TrainConfig
 from headrace.drafter.model import Drafter
@@ -63,9 +64,14 @@ class Parts:
         """An untrained drafter on the run's device, its feature scale measured."""
         drafter = Drafter(self.shape, seed)
         if self.source is not None:
-            scale_F = measure_feature_scale(self.reader, self.prepared, len(self.shape.taps))
+            scale_F = measure_feature_scale(self.reader, self.prepared, self._num_scales())
             drafter.feature_scale.copy_(scale_F)
         return drafter.to(self.device)
+
+    def _num_scales(self) -> int:
+        """Scales of the drafter's features: without a last state's columns, which are one tap of the codec's."""
+        assert self.codec is not None
+        return self.codec.num_scales * self.shape.num_features // self.codec.num_features
 
     def close(self) -> None:
         """Release the store."""
@@ -93,7 +99,7 @@ def assemble(cfg: RunFile, folder: RunFolder, features: bool) -> Parts:
         source = FolderSource(folder.states, cfg.train.read_ahead)
         manifest = source.manifest()["identity"]
         _check_states(manifest, prepared, own)
-        codec = open_codec(CodecSpec.from_json(manifest["codec"]))
+        codec = open_codec(CodecSpec.from_json(manifest["codec"]), folder.states)
         stored = parse_taps(manifest["taps"], num_blocks)
         taps = feature_taps(stored)
         num_features = codec.num_features * len(taps) // len(stored)

@@ -4,13 +4,36 @@ In: a checkpoint folder (`train/best`, `train/last`). Out: the drafter, with the
 some, and what it was made from. Needs neither the store nor the target.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from headrace.codec.base import Codec
+from headrace.codec.registry import open_codec
+from headrace.codec.spec import CodecSpec
 from headrace.drafter.model import Drafter
 from headrace.drafter.shape import DrafterShape
 from headrace.errors import TrainError
 from headrace.train.checkpoint import load_checkpoint
+
+
+def load_codec(checkpoint_folder: Path, extras: Mapping[str, Any]) -> Codec:
+    """The codec whose coordinates a checkpoint's drafter reads; its basis lies beside the checkpoints."""
+    return open_codec(CodecSpec.from_json(extras["codec"]), checkpoint_folder.parent)
+
+
+def as_served(drafter: Drafter, codec: Codec) -> Drafter:
+    """The same drafter reading raw taps, as engines hand them out: codec and feature scale folded into fc, float32."""
+    shape = replace(drafter.shape, num_features=codec.spec.width)
+    served = Drafter(shape)
+    weights = dict(drafter.state_dict())
+    weights["fc.weight"] = codec.fold(drafter.fc.weight.detach() * drafter.feature_scale)
+    weights["feature_scale"] = torch.ones(shape.num_features)
+    served.load_state_dict(weights)
+    return served.eval()
 
 
 def load_drafter(checkpoint_folder: Path) -> tuple[Drafter, dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from headrace.codec.registry import copy_basis
 from headrace.config import RunFile, RunFolder, TrainConfig
 from headrace.files import Stage
 from headrace.progress import Progress
@@ -62,6 +63,8 @@ def train(cfg: RunFile, folder: RunFolder, features: bool, progress: Progress) -
             return stage.summary()
         if stage.state() == "new":
             stage.begin()
+        if parts.codec is not None:  # export and eval fold the codec into fc, whatever became of the states
+            copy_basis(parts.codec.spec, folder.states, where)
         with numerics(cfg.train.threads):
             summary = Training(parts, parts.train, where, progress).run()
         stage.finish(summary)

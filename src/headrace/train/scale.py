@@ -1,7 +1,8 @@
 """The fixed scale of features: one over the RMS of the tap each belongs to.
 
 In: the features of a fixed set of training rows. Out: `feature_scale` float32 [F], which a drafter keeps as a buffer
-and its export folds into `fc`. Deep taps have far larger norms than early ones; without this they drown them.
+and its export folds into `fc`. Deep taps have far larger norms than early ones; without this they drown them. The
+coordinates of a latent have one scale together: their taps were scaled before they were mixed.
 """
 
 import itertools
@@ -18,7 +19,7 @@ SCALE_SAMPLES = 32
 
 
 def measure_feature_scale(
-    reader: Reader, prepared: PreparedSet, num_taps: int, num_samples: int = SCALE_SAMPLES
+    reader: Reader, prepared: PreparedSet, num_scales: int, num_samples: int = SCALE_SAMPLES
 ) -> torch.Tensor:
     """Measure over the first `num_samples` rows that are not held out and have states.
 
@@ -26,13 +27,13 @@ def measure_feature_scale(
     Returns: float32 [F].
     Raises: TrainError when there is nothing to measure or a tap is zero everywhere.
     """
-    squares = torch.zeros(num_taps, dtype=torch.float64)
+    squares = torch.zeros(num_scales, dtype=torch.float64)
     num_tokens = num_features = 0
     for features_TF in itertools.islice(_features(reader, prepared), num_samples):
         num_features = features_TF.shape[1]
-        if num_features % num_taps:
-            raise TrainError(f"features that split into {num_taps} taps", str(num_features), "check the codec's spec")
-        taps_TLH = features_TF[1:].double().view(len(features_TF) - 1, num_taps, -1)
+        if num_features % num_scales:
+            raise TrainError(f"features that split into {num_scales} taps", str(num_features), "check the codec's spec")
+        taps_TLH = features_TF[1:].double().view(len(features_TF) - 1, num_scales, -1)
         squares += taps_TLH.square().mean(dim=2).sum(dim=0)
         num_tokens += len(features_TF) - 1
     rms_L = (squares / max(num_tokens, 1)).sqrt()
@@ -42,7 +43,7 @@ def measure_feature_scale(
             f"{num_tokens} tokens with tap RMS {rms_L.tolist()}",
             "capture again; taps that are zero everywhere were not captured",
         )
-    return rms_L.reciprocal().float().repeat_interleave(num_features // num_taps)
+    return rms_L.reciprocal().float().repeat_interleave(num_features // num_scales)
 
 
 def _features(reader: Reader, prepared: PreparedSet) -> Iterator[torch.Tensor]:

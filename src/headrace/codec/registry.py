@@ -1,0 +1,80 @@
+"""Codecs by name.
+
+In: a spec, and the folder its basis lies in; or what a run file says: a short name, or the folder of a fitted codec
+(`codec.json` and `basis.safetensors`). Out: the codec.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.codec.base import Codec, RawCodec
+from headrace.codec.basis import FILE_NAME, Basis, load_basis
+from headrace.codec.fp8 import Fp8Codec
+from headrace.codec.lossless import LosslessCodec
+from headrace.codec.quantised import QuantisedCodec
+from headrace.codec.spec import NAMES, CodecSpec, short_spec
+from headrace.errors import CodecError
+from headrace.files import write_atomic, write_json
+
+SPEC_NAME = "codec.json"
+_PLAIN: dict[str, Callable[[CodecSpec], Codec]] = {"raw": RawCodec, "lossless": LosslessCodec, "fp8": Fp8Codec}
+
+
+def open_codec(spec: CodecSpec, folder: Path | None = None) -> Codec:
+    """The codec that a spec names.
+
+    Args: folder: where `basis.safetensors` lies, for a codec that was fitted.
+    Raises: CodecError for a codec this version does not know, and for a basis that is absent or another.
+    """
+    if spec.name in _PLAIN:
+        return _PLAIN[spec.name](spec)
+    if spec.name not in NAMES:
+        raise CodecError(f"a codec of this version ({', '.join(NAMES)})", spec.name, "upgrade headrace")
+    basis: Basis | None = None
+    if "basis" in spec.parameters:
+        if folder is None:
+            raise CodecError("the folder of a fitted basis", "none", "open the codec from its states folder")
+        basis = load_basis(folder, spec.parameters["basis"])
+    return QuantisedCodec(spec, basis)
+
+
+def save_codec(spec: CodecSpec, basis: Basis, folder: Path) -> CodecSpec:
+    """Write a fitted codec, its spec last. Returns: the spec with the digest of its basis."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SPEC_NAME).unlink(missing_ok=True)
+    named = CodecSpec.from_json({**spec.to_json(), "parameters": {**spec.parameters, "basis": basis.save(folder)}})
+    write_json(folder / SPEC_NAME, named.to_json())
+    return named
+
+
+def chosen_spec(setting: str, num_taps: int, hidden_size: int, dtype: str) -> tuple[CodecSpec, Path | None]:
+    """What `capture.codec` names: a spec, and the folder of its basis if it was fitted.
+
+    Raises: CodecError for an unknown name, a folder that holds no codec, and a codec fitted for other states.
+    """
+    folder = Path(setting).expanduser()
+    if not folder.is_dir():
+        return short_spec(setting, num_taps, hidden_size, dtype), None
+    try:
+        spec = CodecSpec.from_json(json.loads((folder / SPEC_NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as exc:
+        raise CodecError(f"a fitted codec in {folder}", str(exc), "run headrace codec fit") from exc
+    found, wanted = (spec.num_taps, spec.hidden_size, spec.dtype), (num_taps, hidden_size, dtype)
+    if found != wanted:
+        raise CodecError(
+            f"a codec for {num_taps} taps of {hidden_size} in {dtype}",
+            f"{setting} was fitted for {found[0]} taps of {found[1]} in {found[2]}",
+            "fit it on states of this run",
+        )
+    return spec, folder
+
+
+def copy_basis(spec: CodecSpec, source: Path | None, to: Path) -> None:
+    """Keep a fitted codec's basis beside what was encoded or trained with it. Raises: CodecError for another basis."""
+    if "basis" not in spec.parameters or source is None or source == to:
+        return
+    load_basis(source, spec.parameters["basis"])
+    if not (to / FILE_NAME).is_file():
+        write_atomic(to / FILE_NAME, (source / FILE_NAME).read_bytes())
+    load_basis(to, spec.parameters["basis"])

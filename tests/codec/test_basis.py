@@ -1,0 +1,28 @@
+"""A basis lies beside what it encoded, and another is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.codec.basis import load_basis
+from headrace.codec.registry import open_codec
+from headrace.codec.spec import CodecSpec
+from headrace.errors import CodecError
+from tests.codec.ladder import HIDDEN, TAPS, latent, states
+
+
+def test_a_basis_is_kept_by_its_digest(tmp_path: Path) -> None:
+    codec = latent()
+    assert codec.basis is not None
+    digest = codec.basis.save(tmp_path)
+    spec = CodecSpec("latent", 0, TAPS, HIDDEN, "bfloat16", {**codec.spec.parameters, "basis": digest})
+    opened = open_codec(spec, tmp_path)
+    own = states(5)
+    assert opened.encode(own) == codec.encode(own)
+    with pytest.raises(CodecError, match="digest"):
+        load_basis(tmp_path, "0" * 32)
+    with pytest.raises(CodecError, match="folder of a fitted basis"):
+        open_codec(spec)
+    (tmp_path / "basis.safetensors").unlink()
+    with pytest.raises(CodecError, match="copy it from where"):
+        open_codec(spec, tmp_path)

@@ -1,0 +1,58 @@
+"""Codecs by name or folder."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.codec.basis import FILE_NAME
+from headrace.codec.registry import SPEC_NAME, chosen_spec, copy_basis, open_codec, save_codec
+from headrace.codec.spec import CodecSpec, short_spec
+from headrace.errors import CodecError
+from tests.codec.ladder import HIDDEN, TAPS, latent, states
+
+
+def saved(folder: Path) -> CodecSpec:
+    codec = latent()
+    assert codec.basis is not None
+    return save_codec(codec.spec, codec.basis, folder)
+
+
+def test_a_fitted_codec_is_chosen_by_its_folder(tmp_path: Path) -> None:
+    spec = saved(tmp_path / "codec")
+    found, folder = chosen_spec(str(tmp_path / "codec"), TAPS, HIDDEN, "bfloat16")
+    assert found == spec
+    assert folder == tmp_path / "codec"
+    own = states(4)
+    assert open_codec(found, folder).encode(own) == latent().encode(own)
+
+
+def test_a_codec_of_other_states_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "codec")
+    with pytest.raises(CodecError, match="fit it on states of this run"):
+        chosen_spec(str(tmp_path / "codec"), TAPS + 1, HIDDEN, "bfloat16")
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"name": 1}'])
+def test_a_folder_without_a_codec_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / SPEC_NAME).write_text(content)
+    with pytest.raises(CodecError, match="headrace codec fit"):
+        chosen_spec(str(tmp_path), TAPS, HIDDEN, "bfloat16")
+
+
+def test_a_basis_is_copied_once_and_checked(tmp_path: Path) -> None:
+    spec = saved(tmp_path / "codec")
+    to = tmp_path / "states"
+    to.mkdir()
+    for _ in range(2):
+        copy_basis(spec, tmp_path / "codec", to)
+    assert (to / FILE_NAME).read_bytes() == (tmp_path / "codec" / FILE_NAME).read_bytes()
+    (to / FILE_NAME).write_bytes(b"other")
+    with pytest.raises(CodecError, match="digest"):
+        copy_basis(spec, tmp_path / "codec", to)
+    copy_basis(short_spec("raw", TAPS, HIDDEN, "bfloat16"), None, tmp_path / "nowhere")
+
+
+def test_a_latent_without_its_basis_is_refused() -> None:
+    with pytest.raises(CodecError, match="headrace codec fit"):
+        open_codec(short_spec("latent:8x4", TAPS, HIDDEN, "bfloat16"))
