@@ -1,11 +1,13 @@
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.files import Stage, write_atomic, write_json
+from headrace.files import Stage, append_json_line, locked, read_json_lines, stage_seconds, write_atomic, write_json
 
 
 def test_a_file_is_written_with_its_folder(tmp_path: Path) -> None:
@@ -70,3 +72,41 @@ def test_another_identity_is_refused_by_field(tmp_path: Path, now: dict[str, obj
     field = next(k for k in ("dtype", "seed", "taps") if before.get(k) != now.get(k))
     with pytest.raises(ConfigError, match=f"the same {field}"):
         Stage(tmp_path, "capture", now).state()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "5", "\xff", '{"identity": 1, "finished": true, "summary": {}}'])
+def test_a_damaged_stage_is_an_error_that_says_what_to_remove(tmp_path: Path, content: str) -> None:
+    stage = Stage(tmp_path, "train", {})
+    (tmp_path / "stage.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError, match="to make this stage again"):
+        stage.state()
+
+
+def test_a_torn_last_line_is_cut_off_before_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    append_json_line(path, {"n": 1})
+    with open(path, "a") as out:
+        out.write('{"n": 2, "tor')
+    append_json_line(path, {"n": 3})
+    assert read_json_lines(path) == [{"n": 1}, {"n": 3}]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "\xff"])
+def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"n": 1}\n' + line.encode("latin-1") + b"\n")
+    with pytest.raises(ConfigError, match=r"lines\.jsonl:2"):
+        read_json_lines(path)
+    (tmp_path / "stages.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="stage and seconds"):
+        stage_seconds(tmp_path)
+
+
+def test_a_folder_is_held_by_one_process(tmp_path: Path) -> None:
+    code = (
+        f"from pathlib import Path; from headrace.files import locked\nwith locked(Path({str(tmp_path)!r}), 'x'): pass"
+    )
+    with locked(tmp_path, "train"):
+        held = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "another process is at it" in held.stderr
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

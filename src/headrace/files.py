@@ -5,9 +5,11 @@ JSON lines that are appended may end torn and are read without the torn one.
 A stage's folder holds `stage.json`: the identity of its inputs and settings, whether it finished, and its summary.
 """
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,19 +44,74 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
+def read_json(path: Path, hint: str) -> dict[str, Any]:
+    """A JSON object from a file. Raises: ConfigError, with the hint, for a file that is absent or damaged."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"a JSON object in {path}", str(exc), hint) from exc
+    if not isinstance(value, dict):
+        raise ConfigError(f"a JSON object in {path}", type(value).__name__, hint)
+    return value
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file; none if it is not there; a torn last line is left out."""
+    """The JSON lines of a file; none if it is not there; a torn last line is left out.
+
+    Raises: ConfigError naming a line that is damaged.
+    """
     if not path.exists():
         return []
-    whole = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in whole]
+    found = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            value = json.loads(line)
+        except ValueError as exc:
+            raise ConfigError(f"JSON in {path}:{number}", str(exc), "remove the line") from exc
+        if not isinstance(value, dict):
+            raise ConfigError(f"a JSON object in {path}:{number}", type(value).__name__, "remove the line")
+        found.append(value)
+    return found
+
+
+def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
+    """Add one line; what a kill left of a torn one is cut off first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab+") as out:
+        out.seek(0)
+        content = out.read()
+        out.truncate(content.rfind(b"\n") + 1)
+        out.write(json.dumps(value).encode() + b"\n")
+
+
+@contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Hold a folder alone, until the end of the block or of the process; made if it is not there.
+
+    Raises: ConfigError at once when another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            hint = "wait for that process, or stop it; or choose another run folder"
+            raise ConfigError(f"to be alone in {what} of {folder}", "another process is at it", hint) from exc
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def stage_seconds(root: Path) -> dict[str, float]:
     """Seconds of each stage of a run, summed over every start, in the order first met; from `stages.jsonl`."""
     totals: dict[str, float] = {}
-    for line in read_json_lines(root / "stages.jsonl"):
-        totals[line["stage"]] = round(totals.get(line["stage"], 0.0) + line["seconds"], 1)
+    path = root / "stages.jsonl"
+    for line in read_json_lines(path):
+        try:
+            totals[line["stage"]] = round(totals.get(line["stage"], 0.0) + line["seconds"], 1)
+        except (KeyError, TypeError) as exc:
+            raise ConfigError(f"stage and seconds in each line of {path}", str(line), "remove the line") from exc
     return totals
 
 
@@ -75,7 +132,7 @@ class Stage:
         """
         if not self._path.exists():
             return "new"
-        stored = json.loads(self._path.read_text(encoding="utf-8"))
+        stored = self._stored()
         for key in sorted({*stored["identity"], *self.identity}):
             was, now = stored["identity"].get(key), self.identity.get(key)
             if was != now:
@@ -99,5 +156,13 @@ class Stage:
 
     def summary(self) -> dict[str, Any]:
         """The summary of a finished stage."""
-        stored: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
-        return dict(stored["summary"])
+        return dict(self._stored()["summary"])
+
+    def _stored(self) -> dict[str, Any]:
+        hint = f"remove {self._path}'s folder to make this stage again"
+        stored = read_json(self._path, hint)
+        kinds = {"identity": dict, "finished": bool, "summary": dict}
+        wrong = [key for key, kind in kinds.items() if not isinstance(stored.get(key), kind)]
+        if wrong:
+            raise ConfigError(f"{', '.join(wrong)} of the stage in {self._path}", "another content", hint)
+        return stored

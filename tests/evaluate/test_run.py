@@ -11,7 +11,7 @@ import pytest
 from headrace.codec.spec import CodecSpec
 from headrace.config import EvaluateConfig, RunFile, RunFolder
 from headrace.drafter.model import Drafter
-from headrace.errors import EvaluateError
+from headrace.errors import EvaluateError, TrainError
 from headrace.evaluate.run import evaluate, summarise
 from headrace.export.zlab import export_zlab
 from headrace.prepare.prepared import Draft, write_prepared
@@ -134,6 +134,42 @@ def test_another_drafter_or_floor_is_evaluated_anew(pair: Pair, tmp_path: Path) 
     assert any("made anew" in note for note in told.notes)
 
 
+def test_prompts_of_another_prepared_set_are_refused(pair: Pair, tmp_path: Path) -> None:
+    cfg, folder = made_run(pair, tmp_path)
+    manifest = folder.prepared / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("made up", "prepared again"))
+    with pytest.raises(TrainError, match="may have been trained on"):
+        evaluate(cfg, folder, pair.target, Silent())
+
+
+def test_a_floor_that_was_trained_for_longer_or_is_not_wanted_is_left_out(pair: Pair, tmp_path: Path) -> None:
+    cfg, folder = made_run(pair, tmp_path)
+    assert evaluate(cfg, folder, pair.target, Silent())["tau_no_features"] is not None
+    unwanted = cfg.model_copy(update={"floor": False})
+    assert evaluate(unwanted, folder, pair.target, Silent())["tau_no_features"] is None
+    save(folder, Drafter(replace(shape(), features=False), seed=6), pair.target.spec.weights_hash, step=2)
+    told = Notes()
+    assert evaluate(cfg, folder, pair.target, told)["tau_no_features"] is None
+    assert any("left out" in note for note in told.notes)
+
+
+def test_a_training_that_has_not_ended_is_told(pair: Pair, tmp_path: Path) -> None:
+    cfg, folder = made_run(pair, tmp_path)
+    (folder.train() / "stage.json").write_text('{"finished": false}')
+    told = Notes()
+    evaluate(cfg, folder, pair.target, told)
+    assert any("stopped after step 1 of 1" in note for note in told.notes)
+
+
+def test_lines_of_an_evaluation_that_lost_its_stage_are_not_mixed_in(pair: Pair, tmp_path: Path) -> None:
+    cfg, folder = made_run(pair, tmp_path)
+    first = evaluate(cfg, folder, pair.target, Silent())
+    path = folder.evaluation / "prompts.jsonl"
+    path.write_text(path.read_text().replace('"gained": [', '"gained": [4, '))
+    (folder.evaluation / "stage.json").unlink()
+    assert evaluate(cfg, folder, pair.target, Silent())["tau"] == first["tau"]
+
+
 def test_an_exported_folder_has_results_of_its_own(pair: Pair, tmp_path: Path) -> None:
     cfg, folder = made_run(pair, tmp_path)
     own = evaluate(cfg, folder, pair.target, Silent())
@@ -148,7 +184,7 @@ def test_an_exported_folder_has_results_of_its_own(pair: Pair, tmp_path: Path) -
 def test_a_drafter_of_another_target_is_refused(pair: Pair, tmp_path: Path) -> None:
     cfg, folder = made_run(pair, tmp_path)
     save(folder, pair.drafter, "of another model", step=2)
-    with pytest.raises(EvaluateError, match="of another model"):
+    with pytest.raises(TrainError, match="of another model"):
         evaluate(cfg, folder, pair.target, Silent())
     export_zlab(Drafter(replace(shape(), num_target_layers=9), seed=0), folder.export)
     with pytest.raises(EvaluateError, match="9 blocks"):
@@ -166,6 +202,6 @@ def test_sampled_answers_have_no_identity_and_no_floors(pair: Pair, tmp_path: Pa
 
 def test_a_run_without_held_out_prompts_is_refused(pair: Pair, tmp_path: Path) -> None:
     cfg, folder = made_run(pair, tmp_path)
-    write_prepared(folder.prepared, [], {"fingerprint": "empty"})
+    write_prepared(folder.prepared, [], {"fingerprint": "made up"})
     with pytest.raises(EvaluateError, match="held-out"):
         evaluate(cfg, folder, pair.target, Silent())

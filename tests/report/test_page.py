@@ -20,7 +20,7 @@ def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
 
 def test_a_drafter_that_changes_answers_is_called_out(tmp_path: Path) -> None:
     folder = a_run(tmp_path)
-    path = folder.evaluation / "results.json"
+    path = folder.evaluation / "stage.json"
     path.write_text(path.read_text().replace('"greedy_identical": true', '"greedy_identical": false'))
     write_report(folder, load_run_file(None))
     assert "do not serve" in (tmp_path / "report.html").read_text()
@@ -28,7 +28,7 @@ def test_a_drafter_that_changes_answers_is_called_out(tmp_path: Path) -> None:
 
 def test_sampled_answers_are_not_called_different(tmp_path: Path) -> None:
     folder = a_run(tmp_path)
-    path = folder.evaluation / "results.json"
+    path = folder.evaluation / "stage.json"
     path.write_text(path.read_text().replace('"greedy_identical": true', '"greedy_identical": null'))
     write_report(folder, load_run_file(None))
     page = (tmp_path / "report.html").read_text()

@@ -22,11 +22,11 @@ def a_run(root: Path) -> RunFolder:
         "seconds_plain": 20.0, "seconds_speculative": 14.0,
     }  # fmt: skip
     for path, value in (
-        (folder.evaluation / "results.json", evaluation),
-        (folder.states / "stage.json", {"summary": {"bytes_raw": 2000, "bytes_stored": 2100, "num_tokens": 10}}),
+        (folder.evaluation / "stage.json", evaluation),
+        (folder.states / "stage.json", {"bytes_raw": 2000, "bytes_stored": 2100, "num_tokens": 10}),
     ):
         path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(value))
+        path.write_text(json.dumps({"finished": True, "summary": value}))
     lines = [{"stage": "train", "seconds": 2.0}, {"stage": "eval", "seconds": 1.5}, {"stage": "train", "seconds": 1.0}]
     (root / "stages.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"stage": "tor')
     metrics = [{"step": 1, "loss": 3.0, "tau": None}, {"step": 2, "loss": 2.0, "tau": 1.5}]
@@ -54,3 +54,19 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 def test_a_missing_stage_is_named(tmp_path: Path) -> None:
     with pytest.raises(HeadraceError, match="headrace eval"):
         gather(RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"finished": false, "summary": {}}'])
+def test_an_unfinished_or_damaged_stage_is_named(tmp_path: Path, content: str) -> None:
+    folder = a_run(tmp_path)
+    (folder.states / "stage.json").write_text(content)
+    with pytest.raises(HeadraceError, match="headrace capture"):
+        gather(folder)
+
+
+def test_figures_of_another_checkpoint_are_refused(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    (folder.train() / "last").mkdir()
+    (folder.train() / "last" / "model.safetensors").write_bytes(b"newer weights")
+    with pytest.raises(HeadraceError, match="headrace eval"):
+        gather(folder)

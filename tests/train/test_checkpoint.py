@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from headrace.train.checkpoint import (
     RunState,
     last_checkpoint,
     load_checkpoint,
+    mend_links,
     remove_strays,
     save_checkpoint,
 )
@@ -53,6 +55,53 @@ def test_last_and_best_are_kept_and_others_removed(tmp_path: Path) -> None:
 
 def test_a_folder_without_checkpoints_has_no_last(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path) is None
+
+
+def two(folder: Path) -> None:
+    save_checkpoint(folder, made(3), best=True)
+    save_checkpoint(folder, made(5), best=False)
+
+
+def test_links_that_a_copy_lost_are_made_again_and_nothing_is_removed(tmp_path: Path) -> None:
+    two(tmp_path)
+    for name in ("last", "best"):
+        (tmp_path / name).unlink()
+    remove_strays(tmp_path)
+    assert "step-00000005" in mend_links(tmp_path)[0]
+    assert equal(load_checkpoint(tmp_path / "last"), made(5))
+    assert (tmp_path / "step-00000003").is_dir()
+
+
+def test_links_that_a_copy_made_folders_of_are_links_again(tmp_path: Path) -> None:
+    two(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b", symlinks=False)
+    assert len(mend_links(tmp_path / "b")) == 2
+    assert equal(load_checkpoint(last_checkpoint(tmp_path / "b") or tmp_path), made(5))
+    assert (tmp_path / "b" / "best").readlink().name == "step-00000003"
+    remove_strays(tmp_path / "b")
+    save_checkpoint(tmp_path / "b", made(6), best=True)
+    assert sorted(p.name for p in (tmp_path / "b").glob("step-*")) == ["step-00000006"]
+    assert mend_links(tmp_path / "b") == []
+
+
+def test_a_dangling_link_falls_back_to_the_newest_sound_checkpoint(tmp_path: Path) -> None:
+    two(tmp_path)
+    shutil.rmtree(tmp_path / "step-00000005")
+    mend_links(tmp_path)
+    assert equal(load_checkpoint(tmp_path / "last"), made(3))
+    (tmp_path / "last").unlink()
+    (tmp_path / "step-00000003" / "state.json").write_text("[]")
+    with pytest.raises(TrainError, match="only damaged ones"):
+        mend_links(tmp_path)
+    assert (tmp_path / "step-00000003").is_dir()
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"5", b"\xff", b'{"digests": {}}'])
+def test_a_damaged_state_is_an_error(tmp_path: Path, content: bytes) -> None:
+    folder = save_checkpoint(tmp_path, made(1), best=True)
+    (folder / "state.json").write_bytes(content)
+    with pytest.raises(TrainError, match="a checkpoint"):
+        load_checkpoint(folder)
 
 
 class Killed(BaseException):

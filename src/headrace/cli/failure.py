@@ -23,6 +23,9 @@ def failures_shown(console: Console) -> Iterator[None]:
         text = f"headrace: {type(exc).__name__}: {exc}"
         console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(exc.exit_code) from exc
+    except OSError as exc:  # a full disk, a file where a folder should be, no permission
+        console.print(f"headrace: {exc}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from exc
     except KeyboardInterrupt as exc:
         console.print("headrace: interrupted; the same command goes on from here", markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from exc

@@ -4,21 +4,22 @@ In: a resolved run file and a progress. Out: what each stage wrote under the run
 it, and a line in `stages.jsonl` with the seconds it took. A stage that is done is skipped by its own room.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Resolved, RunFolder
-from headrace.files import write_json
+from headrace.errors import ConfigError
+from headrace.files import append_json_line, locked, read_json, write_json
 from headrace.progress import Progress
 
 if TYPE_CHECKING:
     from headrace.target.transformers_target import TransformersTarget
 
 Summary = dict[str, Any]
+RESOLVED = "run.resolved.yaml"
 
 
 class Run:
@@ -52,17 +53,49 @@ class Run:
 
     @contextmanager
     def timed(self, name: str, folder: Path) -> Iterator[None]:
-        """Save the resolved settings beside a stage's output and log how long the stage took."""
+        """Hold a stage's folder alone, keep the resolved settings beside its output, and log how long it took.
+
+        Settings are written by the start that begins a stage and by the one that ends it; a start that is refused, or
+        finds all done, writes nothing.
+        """
         self.progress.note(f"[{name}]")
-        self.resolved.save(folder)
-        started = time.time()
-        clock = time.monotonic()
-        try:
-            yield
-        finally:
-            line = {"stage": name, "started": round(started, 3), "seconds": round(time.monotonic() - clock, 3)}
-            with open(self.folder.root / "stages.jsonl", "a", encoding="utf-8") as out:
-                out.write(json.dumps(line) + "\n")
+        started, clock, known = time.time(), time.monotonic(), _state(folder)
+        with locked(folder, name):
+            try:
+                first = not (folder / RESOLVED).exists()
+                if first:
+                    self.resolved.save(folder)
+                yield
+            except BaseException as exc:
+                if first and _state(folder) == "new":  # refused before it began
+                    (folder / RESOLVED).unlink(missing_ok=True)
+                    _remove_if_empty(folder)
+                if not isinstance(exc, ConfigError):
+                    self._log(name, started, clock)
+                raise
+            if known != "done":
+                self.resolved.save(folder)
+            self._log(name, started, clock)
+
+    def _log(self, name: str, started: float, clock: float) -> None:
+        line = {"stage": name, "started": round(started, 3), "seconds": round(time.monotonic() - clock, 3)}
+        append_json_line(self.folder.root / "stages.jsonl", line)
+
+
+def _state(folder: Path) -> str:
+    """Whether a stage is new, begun or done, as its stage.json says; its own room judges a damaged one."""
+    path = folder / "stage.json"
+    if not path.exists():
+        return "new"
+    try:
+        return "done" if read_json(path, "")["finished"] is True else "begun"
+    except (ConfigError, KeyError):
+        return "begun"
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def prepare(run: Run) -> Summary:

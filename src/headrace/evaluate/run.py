@@ -35,8 +35,8 @@ from headrace.progress import Progress
 from headrace.record import digest
 from headrace.target.head import load_head
 from headrace.target.transformers_target import TransformersTarget
-from headrace.train.checkpoint import LAST
-from headrace.train.load import as_served, load_codec, load_drafter
+from headrace.train.checkpoint import LAST, load_checkpoint
+from headrace.train.load import as_served, check_belongs, load_codec, load_drafter, unfinished
 
 FLOORS = ("untrained", "no_features", "prompt_lookup")
 Line = dict[str, Any]
@@ -52,7 +52,9 @@ def evaluate(
     """
     where = folder.evaluation if drafter is None else folder.evaluation.with_name("eval-export")
     prepared = PreparedSet.open(folder.prepared)
-    proposers = _proposers(cfg, folder, target, drafter)
+    if drafter is None and (how_far := unfinished(folder.train())) is not None:
+        progress.note(f"eval: the training has not ended, it {how_far}")
+    proposers = _proposers(cfg, folder, target, prepared, drafter, _floor(cfg, folder, progress))
     work = _Evaluation(cfg.evaluate, prepared, target, proposers, cfg.train.seed)
     stage = _stage(where, work.identity(), progress)
     path = where / "prompts.jsonl"
@@ -70,6 +72,7 @@ def evaluate(
             progress.advance(len(done), tau=counted.tau)
     progress.end()
     results = summarise([done[row] for row in rows], cfg.evaluate)
+    results["drafter"] = proposers.weights["drafter"]
     write_json(folder.evaluation / ("results.json" if drafter is None else "results-export.json"), results)
     stage.finish(results)
     _tell(results, progress)
@@ -85,9 +88,16 @@ class _Proposers:
     weights: dict[str, str]
 
 
-def _proposers(cfg: RunFile, folder: RunFolder, target: TransformersTarget, exported: Path | None) -> _Proposers:
+def _proposers(
+    cfg: RunFile,
+    folder: RunFolder,
+    target: TransformersTarget,
+    prepared: PreparedSet,
+    exported: Path | None,
+    floor: Path | None,
+) -> _Proposers:
     head = load_head(target.folder, target.model.config).to(target.model.device, target.model.dtype)
-    trained = _load(folder.train() / LAST, target) if exported is None else load_stock(exported)
+    trained = _load(folder.train() / LAST, target, prepared) if exported is None else load_stock(exported)
     _check_shape(trained.shape, target)
     weights = {"drafter": _digest((folder.train() / LAST if exported is None else exported) / WEIGHTS)}
     own = _proposer(trained, target, head)
@@ -97,10 +107,9 @@ def _proposers(cfg: RunFile, folder: RunFolder, target: TransformersTarget, expo
         "untrained": _proposer(untrained, target, head),
         "prompt_lookup": PromptLookup(cfg.evaluate.lookup_ngram, own.block_size),
     }
-    without_features = folder.train(False) / LAST
-    if without_features.exists():
-        floors["no_features"] = _proposer(_load(without_features, target), target, head)
-        weights["no_features"] = _digest(without_features / WEIGHTS)
+    if floor is not None:
+        floors["no_features"] = _proposer(_load(floor, target, prepared), target, head)
+        weights["no_features"] = _digest(floor / WEIGHTS)
     return _Proposers(own, floors, weights)
 
 
@@ -108,17 +117,25 @@ def _proposer(drafter: Drafter, target: TransformersTarget, head: Head) -> Draft
     return DrafterProposer(drafter.to(target.model.device, target.model.dtype), head)
 
 
-def _load(checkpoint: Path, target: TransformersTarget) -> Drafter:
-    """A drafter from a checkpoint. Raises: EvaluateError when it was trained for other weights than the target's."""
+def _load(checkpoint: Path, target: TransformersTarget, prepared: PreparedSet) -> Drafter:
+    """A drafter from a checkpoint, reading raw taps. Raises: TrainError when it belongs to another target or set."""
     drafter, extras = load_drafter(checkpoint)
-    weights_hash = extras["target"]["weights_hash"]
-    if weights_hash != target.spec.weights_hash:
-        raise EvaluateError(
-            f"the target the drafter was trained for (weights {weights_hash})",
-            f"weights {target.spec.weights_hash}",
-            "set target.model to the model whose states were captured",
-        )
+    check_belongs(extras, target.spec.weights_hash, prepared.fingerprint)
     return as_served(drafter, load_codec(checkpoint, extras)) if drafter.shape.features else drafter
+
+
+def _floor(cfg: RunFile, folder: RunFolder, progress: Progress) -> Path | None:
+    """The checkpoint of the no-features floor, if the run has one that was trained as long as the drafter."""
+    floor, own = folder.train(False), folder.train() / LAST
+    if not cfg.floor or not (floor / LAST).exists() or not own.exists():
+        return None
+    steps = [load_checkpoint(path, with_moments=False).state.step for path in (floor / LAST, own)]
+    if steps[0] != steps[1]:
+        progress.note(
+            f"eval: the no-features floor is left out: trained for {steps[0]} steps, the drafter for {steps[1]}"
+        )
+        return None
+    return floor / LAST
 
 
 def _check_shape(shape: DrafterShape, target: TransformersTarget) -> None:
@@ -263,9 +280,9 @@ def _stage(where: Path, identity: Mapping[str, Any], progress: Progress) -> Stag
         state = stage.state()
     except ConfigError as exc:
         progress.note(f"eval: made anew, since {exc.args[0]} is not so ({exc.args[1]})")
-        (where / "prompts.jsonl").unlink(missing_ok=True)
         state = "new"
     if state == "new":
+        (where / "prompts.jsonl").unlink(missing_ok=True)  # of an evaluation whose stage.json was lost
         stage.begin()
     return stage
 

@@ -23,8 +23,9 @@ from headrace.files import write_atomic, write_json
 from headrace.progress import Progress
 from headrace.target.head import FrozenHead, load_head
 from headrace.target.transformers_target import target_folder
+from headrace.target.weights import weights_hash
 from headrace.train.checkpoint import LAST
-from headrace.train.load import load_codec, load_drafter
+from headrace.train.load import check_belongs, load_codec, load_drafter, unfinished
 
 load_zlab = load_stock
 
@@ -100,7 +101,12 @@ def export_run(cfg: RunFile, folder: RunFolder, progress: Progress) -> dict[str,
     Raises: TrainError without a checkpoint; ExportError as `export_zlab`.
     """
     drafter, extras = load_drafter(folder.train() / LAST)
+    if not drafter.shape.features:
+        raise ExportError("a drafter that reads the target's states", "the no-features floor", "train with features")
     model = target_folder(cfg.target.model)
+    check_belongs(extras, weights_hash(model), None)
+    if (how_far := unfinished(folder.train())) is not None:
+        progress.note(f"export: the training has not ended, it {how_far}")
     config = AutoConfig.from_pretrained(model)
     text = config.get_text_config()
     ids = {key: getattr(text, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id") if hasattr(text, key)}

@@ -3,13 +3,13 @@
 In: a run's folder. Out: one flat mapping, `results.json`, whose keys a program may rely on (docs/results.md).
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from headrace.config import RunFolder
 from headrace.errors import HeadraceError
-from headrace.files import stage_seconds
+from headrace.files import read_json, stage_seconds
+from headrace.record import digest
 
 KEYS = (
     "tau",
@@ -36,8 +36,9 @@ def gather(folder: RunFolder) -> dict[str, Any]:
     of the run together) and `seconds` per stage.
     Raises: HeadraceError when the run was not captured or evaluated yet.
     """
-    evaluation = _read(folder.evaluation / "results.json", "an evaluation", "headrace eval")
-    captured = _read(folder.states / "stage.json", "captured states", "headrace capture")["summary"]
+    evaluation = _finished(folder.evaluation, "an evaluation", "headrace eval")
+    captured = _finished(folder.states, "captured states", "headrace capture")
+    _check_drafter(folder, evaluation)
     seconds = stage_seconds(folder.root)
     results: dict[str, Any] = {key: evaluation.get(key) for key in KEYS}
     results["bytes_raw"] = captured["bytes_raw"]
@@ -48,8 +49,21 @@ def gather(folder: RunFolder) -> dict[str, Any]:
     return results
 
 
-def _read(path: Path, what: str, command: str) -> dict[str, Any]:
+def _finished(folder: Path, what: str, command: str) -> dict[str, Any]:
+    """The summary of a finished stage. Raises: HeadraceError saying which command to run."""
+    path, hint = folder / "stage.json", f"run `{command}` first"
     if not path.exists():
-        raise HeadraceError(what, f"no {path}", f"run `{command}` first")
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return value
+        raise HeadraceError(what, f"no {path}", hint)
+    stage = read_json(path, hint)
+    if stage.get("finished") is not True or not isinstance(stage.get("summary"), dict):
+        raise HeadraceError(what, f"{path} says that it has not ended", hint)
+    return dict(stage["summary"])
+
+
+def _check_drafter(folder: RunFolder, evaluation: dict[str, Any]) -> None:
+    """Refuse figures of another checkpoint than the run's last one."""
+    weights = folder.train() / "last" / "model.safetensors"
+    if weights.exists() and digest(weights.read_bytes()).hex() != evaluation.get("drafter"):
+        raise HeadraceError(
+            "an evaluation of the run's last checkpoint", "one of another checkpoint", "run `headrace eval` again"
+        )

@@ -112,14 +112,14 @@ def load_checkpoint(folder: Path, with_moments: bool = True) -> Checkpoint:
 
     Raises: TrainError when the folder is absent, incomplete or damaged.
     """
-    hint = "take the other of last/ and best/, or train again in another run folder"
+    hint = "train first; or take the other of last/ and best/, or train again in another run folder"
     try:
-        value = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        value = json.loads((folder / STATE).read_bytes())
         names = [name for name in value["digests"] if with_moments or name != MOMENTS]
         found = {name: _digest(folder / name) for name in names}
-    except (OSError, json.JSONDecodeError) as exc:
-        raise TrainError(f"a checkpoint in {folder}", str(exc), hint) from exc
-    state = RunState.from_json(value)
+        state = RunState.from_json(value)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise TrainError(f"a checkpoint in {folder}", f"{type(exc).__name__}: {exc}", hint) from exc
     for name, digest in found.items():
         if digest != value["digests"][name]:
             raise TrainError(f"{folder / name} with digest {value['digests'][name]}", digest, hint)
@@ -135,11 +135,50 @@ def last_checkpoint(folder: Path) -> Path | None:
     return link.resolve() if link.is_symlink() else None
 
 
+def mend_links(folder: Path) -> list[str]:
+    """Put `last` and `best` right where a copy lost them or made folders of them. Returns: what was done, in words.
+
+    Copies that follow links make two whole folders of one checkpoint; copies that skip links leave none.
+    Raises: TrainError when checkpoints are there and none of them is sound.
+    """
+    notes = []
+    for name in (LAST, BEST):
+        link = folder / name
+        if link.is_dir() and not link.is_symlink():
+            target = folder / f"step-{load_checkpoint(link).state.step:08d}"
+            if target.exists():
+                shutil.rmtree(link)
+            else:
+                os.rename(link, target)
+            _point(link, target.name)
+            notes.append(f"{name} was a folder, now a link to {target.name}")
+    whole = [path for path in sorted(folder.glob("step-*")) if path.is_dir() and path.suffix != ".tmp"]
+    if whole and not (folder / LAST).exists():
+        newest = next((path for path in reversed(whole) if _sound(path)), None)
+        if newest is None:
+            found = ", ".join(path.name for path in whole)
+            raise TrainError(f"a sound checkpoint in {folder}", f"only damaged ones: {found}", "remove the folder")
+        _point(folder / LAST, newest.name)
+        notes.append(f"last was lost, now a link to {newest.name}, the newest that is sound")
+    if (folder / BEST).is_symlink() and not (folder / BEST).exists():
+        _point(folder / BEST, (folder / LAST).readlink().name)
+        notes.append("best was lost, now the same as last")
+    return notes
+
+
+def _sound(folder: Path) -> bool:
+    try:
+        load_checkpoint(folder)
+    except TrainError:
+        return False
+    return True
+
+
 def remove_strays(folder: Path) -> None:
-    """Remove half-saved checkpoints, and finished ones that neither link names."""
+    """Remove half-saved checkpoints, and finished ones that neither link names; nothing where no link is."""
     kept = {(folder / link).readlink().name for link in (LAST, BEST) if (folder / link).is_symlink()}
     for stray in folder.glob("step-*"):
-        if stray.name not in kept:
+        if stray.name not in kept and (kept or stray.suffix == ".tmp"):
             shutil.rmtree(stray)
 
 

@@ -17,7 +17,38 @@ from headrace.codec.spec import CodecSpec
 from headrace.drafter.model import Drafter
 from headrace.drafter.shape import DrafterShape
 from headrace.errors import TrainError
-from headrace.train.checkpoint import load_checkpoint
+from headrace.files import read_json
+from headrace.train.checkpoint import LAST, load_checkpoint
+
+
+def check_belongs(extras: Mapping[str, Any], weights_hash: str, prepared: str | None) -> None:
+    """Refuse to judge or serve a drafter with another target, or on a set it may have been trained on.
+
+    Args: prepared: fingerprint of the set whose held-out prompts are used; None where none are.
+    Raises: TrainError naming what differs.
+    """
+    trained_for = extras["target"]["weights_hash"]
+    if trained_for != weights_hash:
+        raise TrainError(
+            f"the target the drafter was trained for (weights {trained_for})",
+            f"weights {weights_hash}",
+            "set target.model to the model whose states were captured",
+        )
+    if prepared is not None and extras["prepared"] != prepared:
+        raise TrainError(
+            f"the prepared set the drafter was trained on ({extras['prepared']})",
+            f"{prepared}, whose held-out prompts it may have been trained on",
+            "train on this set, or evaluate an exported folder with --drafter",
+        )
+
+
+def unfinished(train_folder: Path) -> str | None:
+    """In words, how far a training has come that has not ended; None for one that has, or was never begun."""
+    path = train_folder / "stage.json"
+    if not path.exists() or read_json(path, "run headrace train again").get("finished"):
+        return None
+    state = load_checkpoint(train_folder / LAST, with_moments=False).state
+    return f"stopped after step {state.step} of {state.num_steps}"
 
 
 def load_codec(checkpoint_folder: Path, extras: Mapping[str, Any]) -> Codec:

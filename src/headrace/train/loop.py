@@ -28,6 +28,7 @@ from headrace.train.checkpoint import (
     RunState,
     last_checkpoint,
     load_checkpoint,
+    mend_links,
     remove_strays,
     save_checkpoint,
 )
@@ -81,9 +82,11 @@ class Training:
         self.parts, self.cfg, self.where, self.progress = parts, cfg, where, progress
         self.began = self.saved = time.monotonic()
         self.made_from = {**parts.made_from, "threads": torch.get_num_threads()}
-        remove_strays(where)
+        for note in mend_links(where):
+            progress.note(f"train: {note}")
         last = last_checkpoint(where)
         checkpoint = load_checkpoint(last) if last is not None else None
+        remove_strays(where)
         self.drafter = parts.new_drafter(cfg.seed)
         self.optimizer = build_optimizer(self.drafter, cfg)
         self.average = WeightAverage(self.drafter, cfg.ema) if cfg.ema else None
