@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from headrace import __version__
+from headrace.cli import codec as codec_commands
 from headrace.cli import stages
 from headrace.cli import store as store_commands
 from headrace.cli.failure import failures_shown
@@ -35,6 +36,7 @@ app = typer.Typer(
 _stderr = Console(stderr=True)
 app.command()(plan)
 app.add_typer(store_commands.app, name="store")
+app.add_typer(codec_commands.app, name="codec")
 
 File = Annotated[
     Path | None, typer.Argument(help="run file (YAML); none means the demo's defaults", metavar="[RUN.yaml]")
