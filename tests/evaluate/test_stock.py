@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from headrace.drafter.model import Drafter
 from headrace.errors import ExportError
-from headrace.evaluate.stock import load_stock, shape_from_stock, stock_config
+from headrace.evaluate.stock import CONFIG, WEIGHTS, load_stock, shape_from_stock, stock_config, tensor_shapes
 from headrace.export.zlab import export_zlab
 from tests.evaluate.conftest import Pair, shape
 
@@ -69,4 +72,97 @@ def test_damaged_folders_are_refused(pair: Pair, tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(ExportError):
+        load_stock(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"hidden_size": "x"}, "hidden_size"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"head_dim": 0}, "head_dim"),
+        ({"head_dim": 7}, "head_dim"),
+        ({"dflash_config": []}, "dflash_config"),
+        ({"rope_parameters": 5}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": 5, "rope_theta": 1.0}}, "rope_type"),
+        ({"rope_parameters": {"rope_type": "default"}, "rope_theta": None}, "rope_theta"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters.full_attention"),
+        ({"layer_types": 5}, "layer_types"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["linear_attention"] * 2}, "layer_types"),
+        ({"sliding_window": "x"}, "sliding_window"),
+        ({"layer_types": ["sliding_attention", "full_attention"], "is_causal": False}, "sliding_window"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
+        ({"num_attention_heads": 3}, "num_key_value_heads"),
+        ({"rms_norm_eps": "a"}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"block_size": 1}, "block_size"),
+        ({"is_causal": "no"}, "is_causal"),
+    ],
+)
+def test_a_wrong_key_is_named(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(ExportError, match=key):
+        shape_from_stock(config(**changes))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mask_token_id", "a"),
+        ("mask_token_id", -1),
+        ("mask_token_id", 10**6),
+        ("target_layer_ids", [99]),
+        ("target_layer_ids", [1, 1]),
+        ("target_layer_ids", []),
+        ("target_layer_ids", "x"),
+        ("block_size", 0),
+    ],
+)
+def test_a_wrong_key_of_its_own_section_is_named(key: str, value: Any) -> None:
+    own = {**config()["dflash_config"], key: value}
+    with pytest.raises(ExportError, match=rf"dflash_config\.{key}"):
+        shape_from_stock(config(dflash_config=own))
+
+
+@pytest.mark.parametrize("value", [[], 5, None, {}])
+def test_what_is_no_config_is_refused(value: Any) -> None:
+    with pytest.raises(ExportError, match="DFlashDraftModel"):
+        shape_from_stock(value)
+
+
+def test_the_shapes_are_those_of_the_drafter() -> None:
+    made = {name: tuple(p.shape) for name, p in Drafter(shape(), seed=0).named_parameters()}
+    assert tensor_shapes(shape()) == made
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"hidden_size": 64}, "weight of shape"),
+        ({"intermediate_size": 10**9}, "mlp"),
+        ({"num_hidden_layers": 3, "layer_types": None}, "layers.2"),
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "spiral"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0, "factor": "x"}}, "factor"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0, "factor": 2.0, "beta_fast": "x"}}, "beta_fast"),
+    ],
+)
+def test_a_config_that_does_not_belong_to_the_tensors_is_refused(
+    pair: Pair, tmp_path: Path, changes: dict[str, Any], found: str
+) -> None:
+    export_zlab(pair.drafter, tmp_path)
+    written = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({**written, **changes}))
+    with pytest.raises(ExportError, match=found):
+        load_stock(tmp_path)
+
+
+def test_tensors_of_whole_numbers_are_refused(pair: Pair, tmp_path: Path) -> None:
+    export_zlab(pair.drafter, tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    tensors["fc.weight"] = tensors["fc.weight"].to(torch.int8)
+    save_file(tensors, tmp_path / WEIGHTS)
+    with pytest.raises(ExportError, match="int8"):
         load_stock(tmp_path)

@@ -75,6 +75,14 @@ def test_a_users_file_lies_over_the_packaged_one(tmp_path: Path) -> None:
         "- a list",
         "gpus: {b200: {usd_per_hour: {value: 1, kind: heard, source: aic}}}",
         "{",
+        "gpus: []",
+        "gpus: [b200]",
+        "gpus:",
+        "gpus: {b200: 5}",
+        "sources: []",
+        "gpus: {b200: {bf16_tflops: {value: 0, kind: listed, source: spec}}}",
+        "gpus: {b200: {usd_per_hour: {value: .inf, kind: listed, source: spec}}}",
+        "links: {1gbe: {gb_s: {value: 0, kind: listed, source: spec}}}",
     ],
 )
 def test_a_users_file_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:

@@ -1,8 +1,13 @@
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.codec.spec import CodecSpec
 from headrace.errors import PlanError
 from headrace.plan.codecs import codec_size, default_codecs, framing_bytes
 from headrace.record import SEGMENT_BYTES, Sample, make_record, segment_spans, segment_to_message
@@ -72,3 +77,88 @@ def test_framing_is_what_the_store_writes(num_tokens: int, width: int) -> None:
     planned = num_tokens * width + framing_bytes(1, num_tokens, width).value
     assert planned == pytest.approx(written, rel=1e-4, abs=64)
     assert max((b - a) * width for a, b in spans) <= SEGMENT_BYTES
+
+
+def fitted(folder: Path, name: str = "latent", **parameters: Any) -> str:
+    folder.mkdir(exist_ok=True)
+    spec = CodecSpec(name, 0, 5, 64, "bfloat16", {"groups": [[64, 4]], "basis": "00", **parameters})
+    (folder / "codec.json").write_text(json.dumps(spec.to_json()))
+    return str(folder)
+
+
+def test_a_fitted_codec_is_named_by_its_folder(tmp_path: Path) -> None:
+    folder = fitted(tmp_path / "codec", escape_share=0.01)
+    size = codec_size(folder, 5, 64)
+    assert size.name == f"latent:64 ({folder})"
+    assert size.setting == folder
+    assert size.available
+    assert size.num_features == 64
+    assert size.value == pytest.approx(64 / 2 + 2 + 0.01 * (4 + 2 * 64))
+    assert size.bytes_per_token.formula == "64 coordinates x 4 bits / 8 + 1 scales x 2 B + 1.0000% of tokens x 132 B"
+
+
+def test_groups_of_different_bits_are_told(tmp_path: Path) -> None:
+    size = codec_size(fitted(tmp_path / "codec", groups=[[60, 8], [40, 4]]), 5, 64)
+    assert size.value == 60 + 20 + 2 * 2
+    assert size.bytes_per_token.formula == "100 coordinates x 4 or 8 bits = 80 B + 2 scales x 2 B"
+
+
+def test_a_fitted_rotation_has_its_folder_in_its_name(tmp_path: Path) -> None:
+    folder = fitted(tmp_path / "codec", "rotated", groups=[[64, 4]] * 5)
+    assert codec_size(folder, 5, 64).name == f"rotated ({folder})"
+
+
+def test_a_folder_of_a_codecs_name_does_not_hide_the_codec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raw").mkdir()
+    assert codec_size("raw", 5, 64).value == 640
+
+
+def test_a_codec_that_was_fitted_for_other_states_is_refused(tmp_path: Path) -> None:
+    folder = fitted(tmp_path / "codec")
+    for width in ((4, 64, "bfloat16"), (5, 32, "bfloat16"), (5, 64, "float32")):
+        with pytest.raises(PlanError, match="was fitted for 5 taps of 64 in bfloat16"):
+            codec_size(folder, *width)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "",
+        "[]",
+        "{}",
+        '{"name": "zip", "version": 0, "num_taps": 5, "hidden_size": 64, "dtype": "bfloat16", "parameters": {}}',
+        '{"name": "latent", "version": 0, "num_taps": 5, "hidden_size": 64, "dtype": "bfloat16", "parameters": null}',
+        '{"name": "latent", "version": 0, "num_taps": 5, "hidden_size": 64, "dtype": "bfloat16", "parameters": []}',
+        '{"name": "latent", "version": 0, "num_taps": "x", "hidden_size": [], "dtype": "bfloat16", "parameters": 5}',
+    ],
+)
+def test_a_folder_without_a_codec_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "codec.json").write_text(content)
+    with pytest.raises(PlanError):
+        codec_size(str(tmp_path), 5, 64)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"groups": []},
+        {"groups": 5},
+        {"groups": [["x", 4]]},
+        {"groups": [[0, 4]]},
+        {"groups": [[64, 7]]},
+        {"escape_share": "x"},
+        {"escape_share": 2},
+        {"escape_share": float("nan")},
+    ],
+)
+def test_a_codec_whose_bytes_cannot_be_counted_is_refused(tmp_path: Path, parameters: dict[str, Any]) -> None:
+    with pytest.raises(PlanError):
+        codec_size(fitted(tmp_path / "codec", **parameters), 5, 64)
+
+
+def test_the_home_of_nobody_is_no_codec() -> None:
+    with pytest.raises(PlanError):
+        codec_size("~nobody-of-that-name/codec", 5, 64)

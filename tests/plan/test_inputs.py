@@ -49,3 +49,22 @@ def test_the_flag_is_split_at_commas() -> None:
 def test_an_input_that_cannot_be_is_named(given: dict[str, object]) -> None:
     with pytest.raises(PlanError, match=next(iter(given))):
         make_inputs(**given)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("params_billion", float("inf")),
+        ("params_billion", float("nan")),
+        ("num_samples", 10**400),
+        ("mean_tokens", 1e308),
+        ("max_usd", float("inf")),
+        ("epochs", 10**400),
+        ("num_layers", 10**9),
+        ("hidden_size", 10**400),
+    ],
+)
+def test_numbers_beyond_any_run_are_named_and_cut(key: str, value: float) -> None:
+    with pytest.raises(PlanError, match=key) as caught:
+        make_inputs(**{key: value})
+    assert len(str(caught.value)) < 300

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,3 +63,37 @@ def test_what_was_not_planned_is_not_compared(real: dict[str, float]) -> None:
 def test_a_file_that_is_no_plan_is_refused() -> None:
     with pytest.raises(PlanError, match="a plan saved"):
         check_saved({"plan": {}}, {"capture_s": 1.0})
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        [],
+        {},
+        {"figures": []},
+        {"figures": {"total_bytes": {}}},
+        {"figures": {"total_bytes": 5}},
+        {"figures": {"total_bytes": {"value": "x"}}},
+        {"figures": {"total_bytes": {"value": True}}},
+        {"figures": {"total_bytes": {"value": float("nan")}}},
+        {"figures": {"total_bytes": {"value": 10**400}}},
+    ],
+)
+def test_figures_that_are_none_are_refused(plan: Any) -> None:
+    with pytest.raises(PlanError):
+        check_saved({"plan": plan}, {"total_bytes": 1.0})
+
+
+def test_what_was_planned_as_nothing_or_not_known_leaves_no_infinity() -> None:
+    figures = {"total_bytes": {"value": 0}, "capture_s": {"value": None}}
+    (row,) = check_saved({"plan": {"figures": figures}}, {"total_bytes": 5, "capture_s": 2.0})
+    assert row.to_json()["ratio"] is None
+    assert not row.ok
+    assert "none was planned" in row.text()
+    assert row.to_json()["planned"] == 0
+
+
+def test_states_that_were_encoded_are_compared_as_stored() -> None:
+    figures = {"total_bytes": {"value": 50}, "stored_bytes": {"value": 60}}
+    rows = check_saved({"plan": {"codec": "fp8", "figures": figures}}, {"total_bytes": 100, "stored_bytes": 60})
+    assert [row.name for row in rows] == ["stored_bytes"]

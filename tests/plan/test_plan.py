@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ import pytest
 from headrace.errors import PlanError
 from headrace.plan.inputs import Measurement, make_inputs
 from headrace.plan.plan import make_plan
-from tests.plan.models import the_data_set
+from tests.plan.models import LLAMA, the_data_set
 
 
 def test_the_data_set_is_planned_as_published(tmp_path: Path) -> None:
@@ -116,3 +117,9 @@ def test_a_narrow_codec_may_fit_where_raw_features_do_not(tmp_path: Path) -> Non
     fits = {o.codec: o.feasible for o in plan.options if (o.way, o.placement) == ("store", "apart")}
     assert not fits["raw"]
     assert fits["latent:5120x4"]
+
+
+def test_a_target_that_cannot_be_computed_with_is_a_plan_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_attention_heads": 0}), encoding="utf-8")
+    with pytest.raises(PlanError, match=r"config\.json"):
+        make_plan(make_inputs(model=str(tmp_path), num_samples=10, mean_tokens=100))

@@ -36,8 +36,8 @@ def test_rates_tell_bits_from_bytes(text: str | float, value: float) -> None:
     assert parse_rate(text) == value
 
 
-@pytest.mark.parametrize("text", ["15 MB", "fast", "1 Gbit/h"])
-def test_what_is_no_rate_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["15 MB", "fast", "1 Gbit/h", "0 Gbit/s", 0, float("nan")])
+def test_what_is_no_rate_is_refused(text: str | float) -> None:
     with pytest.raises(PlanError):
         parse_rate(text)
 

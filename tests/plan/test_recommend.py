@@ -1,10 +1,12 @@
 """The three set-ups of docs/plan.md, and the rule that chooses."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
+from headrace.codec.spec import CodecSpec
 from headrace.config import RunFile
 from headrace.plan.plan import Plan, make_plan
 from headrace.plan.quantity import HOUR_S
@@ -106,3 +108,23 @@ def test_a_budget_of_hours_or_money_is_kept(tmp_path: Path) -> None:
     assert found.best is None
     assert any("10 h allowed" in reason for reason in found.reasons)
     assert not found.remedies
+
+
+@pytest.mark.parametrize("budget", ["1 TB", "0 TB"])
+def test_the_run_file_names_the_folder_of_a_fitted_codec(tmp_path: Path, budget: str) -> None:
+    folder = tmp_path / "fitted: 1"
+    folder.mkdir()
+    spec = CodecSpec("latent", 0, 5, 5120, "bfloat16", {"groups": [[512, 4]], "basis": "00"})
+    (folder / "codec.json").write_text(json.dumps(spec.to_json()), encoding="utf-8")
+    fitted = {"codec": str(folder), "codecs": [str(folder)]}
+    plan = make_plan(the_data_set(tmp_path, capture_gpu="b200:8", disk_budget=budget, max_hours=100, **fitted))
+    assert [c.name for c in plan.codecs] == [f"latent:512 ({folder})"]
+    lines = yaml.safe_load(plan.recommendation.run_file)
+    assert lines["capture"]["codec"] == str(folder)
+    assert RunFile.model_validate(lines).capture.codec == str(folder)
+
+
+def test_where_nothing_is_possible_the_codec_that_was_asked_for_is_named(tmp_path: Path) -> None:
+    plan = make_plan(the_data_set(tmp_path, codec=" FP8", **CARD))
+    assert plan.recommendation.best is None
+    assert yaml.safe_load(plan.recommendation.run_file)["capture"]["codec"] == "fp8"

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from headrace.errors import PlanError
 from headrace.plan.inputs import make_inputs
 from headrace.plan.plan import Plan, make_plan
-from headrace.plan.report import TITLES, cost_against_disk, figure_text, render, to_json
+from headrace.plan.report import TITLES, cost_against_disk, figure_text, render, save_plan, to_json
 from tests.plan.models import the_data_set
 
 
@@ -74,3 +75,14 @@ def test_points_have_hours_where_no_price_is_known() -> None:
     small = make_plan(make_inputs(model="demo", num_samples=10, mean_tokens=100, capture_gpu="b300"))
     points = cost_against_disk(small, 3)
     assert all(p.usd is None and p.hours > 0 for p in points)
+
+
+def test_a_plan_that_cannot_be_saved_leaves_nothing_behind(plan: Plan, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "file").write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+    for path in (folder, tmp_path / "file" / "plan.json"):
+        with pytest.raises(PlanError, match="save"):
+            save_plan(plan, path)
+    assert sorted(tmp_path.rglob("*")) == before

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from headrace.codec.spec import CodecSpec
 from headrace.config import RunFile, RunFolder
 from headrace.errors import PlanError
 from headrace.plan.inputs import make_inputs
@@ -82,3 +84,66 @@ def test_a_saved_plan_holds_its_cost_by_disk(tmp_path: Path) -> None:
     points = load_saved_plan(tmp_path)["cost_against_disk"]
     assert points
     assert {"codec", "disk_bytes", "hours", "usd", "way"} <= set(points[0])
+
+
+SECONDS = '{"stage": "capture", "seconds": 2.0}\n'
+
+
+def test_what_a_run_weighs_is_read_where_nobody_timed_it(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    finished(folder.states, bytes_raw=100, bytes_stored=120)
+    finished(folder.train(), num_tokens=50)
+    assert real_figures(folder) == {"total_bytes": 100, "stored_bytes": 120, "train_tokens": 50}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        '{"finished": true, "summ',
+        "[]",
+        "5",
+        "{}",
+        '{"finished": true}',
+        '{"finished": true, "summary": []}',
+        '{"finished": true, "summary": {"bytes_raw": 1}}',
+        '{"finished": true, "summary": {"bytes_raw": "x", "bytes_stored": 1}}',
+        '{"finished": true, "summary": {"bytes_raw": NaN, "bytes_stored": 1}}',
+    ],
+)
+def test_a_damaged_stage_is_named(tmp_path: Path, content: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.states.mkdir()
+    (folder.states / "stage.json").write_text(content)
+    (tmp_path / "stages.jsonl").write_text(SECONDS)
+    with pytest.raises(PlanError, match=r"states/stage\.json"):
+        real_figures(folder)
+
+
+def test_damaged_times_are_named(tmp_path: Path) -> None:
+    finished(RunFolder(tmp_path).states, bytes_raw=100, bytes_stored=120)
+    (tmp_path / "stages.jsonl").write_text("rubbish\n" + SECONDS)
+    with pytest.raises(PlanError, match=r"stages\.jsonl"):
+        real_figures(RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["[]", "5", "{}", '{"plan": {}, "made_for": "x"}'])
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(PlanError, match=r"a saved plan at .*plan\.json"):
+        load_saved_plan(tmp_path)
+
+
+def test_a_run_with_a_fitted_codec_is_planned_with_its_bytes(tmp_path: Path) -> None:
+    folder = tmp_path / "codec"
+    folder.mkdir()
+    spec = CodecSpec("latent", 0, 5, 576, "bfloat16", {"groups": [[100, 8], [44, 4]], "basis": "00"})
+    (folder / "codec.json").write_text(json.dumps(spec.to_json()))
+    cfg = RunFile.model_validate({"capture": {"codec": str(folder)}})
+    made = run_inputs(cfg, RunFolder(tmp_path), with_samples=False)
+    plan = make_plan(make_inputs(**made, num_samples=10, mean_tokens=100))
+    assert plan.codec.value == 100 + 22 + 2 * 2
+    assert plan.codec.name == f"latent:144 ({folder})"
+    assert yaml.safe_load(plan.recommendation.run_file)["target"]
+    save_plan(plan, tmp_path / "plan.json")
+    assert make_plan(make_inputs(**load_saved_plan(tmp_path)["inputs"])).codec == plan.codec

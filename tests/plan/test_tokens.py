@@ -89,3 +89,16 @@ def test_files_that_are_no_chats_are_refused(tmp_path: Path, text: str) -> None:
         from_chats(path)
     with pytest.raises(PlanError):
         from_chats(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("prompt", [-5.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("answer", [None, 5.0])
+def test_a_prompt_of_no_length_is_refused(prompt: float, answer: float | None) -> None:
+    with pytest.raises(PlanError, match="prompt"):
+        from_numbers(10, 500, prompt, answer)
+
+
+def test_three_means_must_agree() -> None:
+    assert from_numbers(10, 800, 300.4, 499.9).mean_answer == 499.9
+    with pytest.raises(PlanError, match="two of the three"):
+        from_numbers(10, 800, 300, 5)

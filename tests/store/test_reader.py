@@ -1,5 +1,6 @@
 import os
 import random
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -159,3 +160,12 @@ def test_an_index_that_names_another_record_is_noticed(make_store) -> None:
     journal.rewrite_journal(path, journal.journal_rows(wrong, *shards))
     with pytest.raises(StoreError, match="another segment"):
         StoreReader(root).read(1, fake_sample(1).id)
+
+
+def test_shards_that_are_gone_are_named(make_store) -> None:
+    root = make_store(6)
+    assert StoreReader(root).missing_shards() == []
+    (root / "shards" / shard_name(1, 1)).unlink()
+    assert StoreReader(root).missing_shards() == [shard_name(1, 1)]
+    shutil.rmtree(root / "shards")
+    assert StoreReader(root).missing_shards() == [shard_name(1, n) for n in range(3)]

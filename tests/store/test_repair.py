@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,4 +56,60 @@ def test_a_damaged_index_costs_no_record(make_store) -> None:
 def test_repair_waits_for_no_writer(make_store) -> None:
     root = make_store(2)
     with StoreWriter(root, fake_manifest(), 1 << 30, 1e9), pytest.raises(StoreError, match="only writer"):
+        repair(root)
+
+
+def test_damaged_failures_are_mended_and_their_rows_are_missing_again(make_store) -> None:
+    root = make_store(2)
+    with StoreWriter(root, fake_manifest(), 1 << 30, 1e9) as writer:
+        for row in (7, 8):
+            writer.fail(fake_sample(row).id, row, "not finite", permanent=True)
+    path = root / "failures.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"row":7', b'"row":6'))
+    assert [d.path for d in verify(root)] == [path.name]
+    done = repair(root)
+    assert done.rows == ()
+    assert ["1 damaged lines are in quarantine, 1 sound" in note for note in done.notes] == [True]
+    assert verify(root) == []
+    assert set(StoreReader(root).failures) == {8}
+    with StoreWriter(root, fake_manifest(), 1 << 30, 1e9) as writer:
+        assert set(writer.failed) == {8}
+    assert repair(root).notes == ()
+
+
+def test_failures_that_end_torn_are_cut(make_store) -> None:
+    root = make_store(2)
+    (root / "failures.jsonl").write_bytes(b"rubbish\n{")
+    repair(root)
+    assert (root / "failures.jsonl").read_bytes() == b""
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_store_without_its_folder_of_shards_is_left_as_it_is(make_store, is_file: bool) -> None:
+    root = make_store(4)
+    journal = (root / "index.journal").read_bytes()
+    shutil.rmtree(root / "shards")
+    if is_file:
+        (root / "shards").write_text("")
+    with pytest.raises(StoreError, match="shards"):
+        repair(root)
+    assert (root / "index.journal").read_bytes() == journal
+
+
+def test_a_file_in_the_place_of_the_quarantine_is_an_error_before_anything_is_done(make_store) -> None:
+    root = make_store(4)
+    (root / "quarantine").write_text("x")
+    shard = root / "shards" / shard_name(1, 0)
+    damage(shard, int(read_trailer(shard)["offset"][0]) + 300)
+    before = sorted(p.name for p in (root / "shards").iterdir())
+    with pytest.raises(StoreError, match="quarantine"):
+        repair(root)
+    assert sorted(p.name for p in (root / "shards").iterdir()) == before
+
+
+def test_what_the_disk_refuses_is_an_error_of_the_store(make_store) -> None:
+    root = make_store(2)
+    (root / "lock").unlink()
+    (root / "lock").mkdir()
+    with pytest.raises(StoreError, match="can be written"):
         repair(root)

@@ -1,4 +1,5 @@
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,21 @@ def test_a_shard_that_is_gone_is_told_for_each_record(make_store) -> None:
 def test_a_folder_without_a_manifest_cannot_be_judged(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         verify(tmp_path)
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_store_without_its_folder_of_shards_cannot_be_judged(make_store, is_file: bool) -> None:
+    root = make_store(4)
+    shutil.rmtree(root / "shards")
+    if is_file:
+        (root / "shards").write_text("")
+    with pytest.raises(StoreError, match="shards"):
+        verify(root)
+
+
+@pytest.mark.parametrize("name", ["index.journal", "failures.jsonl"])
+def test_a_folder_in_the_place_of_a_file_is_damage(make_store, name: str) -> None:
+    root = make_store(2)
+    (root / name).unlink(missing_ok=True)
+    (root / name).mkdir()
+    assert [d.path for d in verify(root)] == [name]

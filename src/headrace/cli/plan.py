@@ -6,7 +6,6 @@ In: flags, a run file, or a finished run. Out: a table for people, or `--json`. 
 import json
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 RUN = typer.Argument(help="run file: plan its run, save the plan in its folder", metavar="[RUN.yaml]")
 MEASURE = typer.Option("--measure", help="time a short capture and a few training steps here, plan from them")
 CHECK = typer.Option(help="a run's folder: put its saved plan and what it took side by side")
+CODEC = typer.Option(help="raw, lossless, fp8, rotated:BITS, latent:RANKxBITS, or the folder of a fitted codec")
 CAPTURE_GPU = typer.Option(help="GPUs that run the target, for example rtx-pro-6000:2")
 
 
@@ -41,7 +41,7 @@ def plan(
         float | None, typer.Option("--params", help="billions of parameters, instead of --model")
     ] = None,
     taps: Annotated[str | None, typer.Option(help="names, or z-lab's numbers: 1,16,31,46,61")] = None,
-    codec: Annotated[str | None, typer.Option(help="raw, lossless, fp8, rotated:BITS or latent:RANKxBITS")] = None,
+    codec: Annotated[str | None, CODEC] = None,
     prepared: Annotated[Path | None, typer.Option(help="a prepared set: exact lengths")] = None,
     chats: Annotated[Path | None, typer.Option(help="a JSONL file of chats: sampled")] = None,
     num_samples: Annotated[int | None, typer.Option("--samples", help="number of samples")] = None,
@@ -92,7 +92,7 @@ def _check(folder: Path, as_json: bool) -> None:
 
     rows = check_saved(load_saved_plan(folder), real_figures(RunFolder(folder)))
     if as_json:
-        sys.stdout.write(json.dumps([asdict(row) for row in rows]) + "\n")
+        sys.stdout.write(json.dumps([row.to_json() for row in rows], allow_nan=False) + "\n")
     else:
         for row in rows:
             sys.stdout.write(row.text() + "\n")
@@ -133,12 +133,12 @@ def _plan(
         Console(stderr=True).print(
             f"note: all {cfg.train.epochs} epochs are planned; the run ends after {limit:g} {kind}"
         )
-    if save is not None:
-        save_plan(made, save)
     if as_json:
         sys.stdout.write(json.dumps(to_json(made), ensure_ascii=False) + "\n")
     else:
         Console().print(render(made, explain))
+    if save is not None:
+        save_plan(made, save)
 
 
 def _measure(cfg: "RunFile", folder: "RunFolder") -> "Measurement":

@@ -30,15 +30,20 @@ def info(folder: Folder, json_: Json = False) -> None:
 
     with failures_shown(_stderr):
         reader = StoreReader(folder)
+        missing = reader.missing_shards()
         found = {
             "num_records": reader.num_records,
             "num_tokens": reader.num_tokens,
             "num_trained": reader.num_trained,
             "stored_bytes": reader.stored_bytes,
             "num_failures": len(reader.failures),
+            "missing_shards": missing,
             "identity": reader.manifest.identity(),
         }
         reader.close()
+    if missing:
+        text = f"missing shards: {len(missing)}; their records cannot be read: restore them, or capture again"
+        _stderr.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     sys.stdout.write(json.dumps(found, indent=None if json_ else 1, ensure_ascii=False) + "\n")
 
 

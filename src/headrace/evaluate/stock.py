@@ -8,8 +8,20 @@ Layout: z-lab's `DFlashDraftModel` (huggingface.co/z-lab), the same in SpecForge
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -21,6 +33,9 @@ from headrace.taps import from_zlab, parse_taps, to_zlab
 ARCHITECTURE = "DFlashDraftModel"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+
+RopeValue = bool | int | float | str | list[float] | None
+K = TypeVar("K", bound=BaseModel)
 
 
 def stock_config(shape: DrafterShape, special_ids: Mapping[str, Any], scales: Mapping[str, float]) -> dict[str, Any]:
@@ -79,85 +94,206 @@ def _windowed(window: int) -> dict[str, Any]:
     return {"use_swa": True, "swa_window_size": window, "causal": False}
 
 
+class _Keys(BaseModel):
+    """Keys of another program's JSON, by type and range; keys that are not read are left alone."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Own(_Keys):
+    """`dflash_config`."""
+
+    mask_token_id: NonNegativeInt
+    target_layer_ids: list[int] = Field(min_length=1)
+    block_size: int | None = Field(None, ge=2)
+    causal: bool | None = None
+
+
+class _Rope(_Keys):
+    """Rotary settings; what a scaled kind needs beside these is checked where it is used."""
+
+    rope_type: str
+    rope_theta: PositiveFloat
+    factor: PositiveFloat | None = None
+
+
+class _Stock(_Keys):
+    """The keys of a stock `config.json` that a drafter is made from."""
+
+    dflash_config: _Own
+    num_target_layers: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: int = Field(ge=1, le=1024)
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: int = Field(ge=2, multiple_of=2)
+    hidden_act: Literal["silu"]
+    rms_norm_eps: PositiveFloat
+    max_position_embeddings: PositiveInt
+    vocab_size: PositiveInt
+    block_size: int | None = Field(None, ge=2)
+    rope_theta: float | None = None
+    rope_parameters: dict[str, RopeValue] | None = None
+    rope_scaling: dict[str, RopeValue] | None = None
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    sliding_window: PositiveInt | None = None
+    use_sliding_window: bool | None = None
+    attention_bias: bool | None = None
+    is_causal: bool | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> "_Stock":
+        own, depth, kinds = self.dflash_config, self.num_target_layers, self.layer_types
+        wrong = {
+            "block_size is missing": own.block_size is None and self.block_size is None,
+            "dflash_config.mask_token_id is not below vocab_size": own.mask_token_id >= self.vocab_size,
+            f"dflash_config.target_layer_ids are not each once from -1 to {depth - 1}": (
+                len(set(own.target_layer_ids)) != len(own.target_layer_ids)
+                or not all(-1 <= number < depth for number in own.target_layer_ids)
+            ),
+            "num_attention_heads is no multiple of num_key_value_heads": (
+                self.num_attention_heads % self.num_key_value_heads != 0
+            ),
+            "layer_types are not one for each of num_hidden_layers": bool(kinds)
+            and len(kinds or ()) != self.num_hidden_layers,
+            "sliding_window is missing": SLIDING in (kinds or ()) and self.sliding_window is None,
+        }
+        if any(wrong.values()):
+            raise ValueError("; ".join(text for text, is_wrong in wrong.items() if is_wrong))
+        return self
+
+    @property
+    def slides(self) -> bool:
+        """Whether any layer has a window."""
+        return SLIDING in (self.layer_types or ())
+
+
 def shape_from_stock(config: Mapping[str, Any]) -> DrafterShape:
     """Read a stock config.
 
-    Raises: ExportError for another architecture, causal layers, a bias, and for a key that is missing.
+    Raises: ExportError for another architecture, causal layers, a bias, and naming each key that is missing or wrong.
     """
-    _check_supported(config)
+    if not isinstance(config, Mapping) or config.get("architectures") != [ARCHITECTURE]:
+        found = config.get("architectures") if isinstance(config, Mapping) else f"a {type(config).__name__}"
+        raise ExportError(f"a {CONFIG} with architectures [{ARCHITECTURE}]", str(found), "give a DFlash drafter")
+    read = _checked(_Stock, config)
+    _check_supported(read)
+    own = read.dflash_config
+    taps = tuple(str(from_zlab(number, read.num_target_layers)) for number in own.target_layer_ids)
+    return DrafterShape(
+        hidden_size=read.hidden_size,
+        intermediate_size=read.intermediate_size,
+        num_layers=read.num_hidden_layers,
+        num_heads=read.num_attention_heads,
+        num_kv_heads=read.num_key_value_heads,
+        head_dim=read.head_dim,
+        rms_norm_eps=read.rms_norm_eps,
+        rope=_rope(read),
+        max_position_embeddings=read.max_position_embeddings,
+        vocab_size=read.vocab_size,
+        block_size=own.block_size or read.block_size or 0,
+        mask_token_id=own.mask_token_id,
+        taps=taps,
+        num_target_layers=read.num_target_layers,
+        num_features=len(taps) * read.hidden_size,
+        hidden_act=read.hidden_act,
+        features=True,
+        layer_types=tuple(read.layer_types or ()),
+        sliding_window=read.sliding_window if read.slides else None,
+    )
+
+
+def _checked(keys: type[K], value: Mapping[str, Any]) -> K:
+    """Read keys. Raises: ExportError naming each one that is missing or wrong."""
     try:
-        own = config["dflash_config"]
-        num_target_layers = config["num_target_layers"]
-        taps = tuple(str(from_zlab(number, num_target_layers)) for number in own["target_layer_ids"])
-        return DrafterShape(
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_layers=config["num_hidden_layers"],
-            num_heads=config["num_attention_heads"],
-            num_kv_heads=config["num_key_value_heads"],
-            head_dim=config["head_dim"],
-            rms_norm_eps=config["rms_norm_eps"],
-            rope=_rope(config),
-            max_position_embeddings=config["max_position_embeddings"],
-            vocab_size=config["vocab_size"],
-            block_size=own["block_size"] if "block_size" in own else config["block_size"],
-            mask_token_id=own["mask_token_id"],
-            taps=taps,
-            num_target_layers=num_target_layers,
-            num_features=len(taps) * config["hidden_size"],
-            hidden_act=config["hidden_act"],
-            features=True,
-            layer_types=tuple(config.get("layer_types") or ()),
-            sliding_window=config.get("sliding_window") if SLIDING in (config.get("layer_types") or ()) else None,
-        )
-    except KeyError as exc:
-        raise ExportError(
-            f"the key {exc} in a drafter's config.json", "none", "the folder is not z-lab's layout"
-        ) from exc
+        return keys.model_validate(dict(value))
+    except ValidationError as exc:
+        found = "; ".join(_wrong_key(error) for error in exc.errors())
+        hint = "the folder is not of z-lab's layout, or was edited"
+        raise ExportError(f"a drafter's {CONFIG}", found, hint) from exc
+
+
+def _wrong_key(error: Any) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "missing":
+        return f"no {key}"
+    return f"{key}: {error['msg']} (found {error['input']!r})" if key else str(error["ctx"]["error"])
 
 
 def load_stock(folder: Path) -> Drafter:
     """A drafter from a stock folder, in float32 and in evaluation mode; its features are the raw taps.
 
-    Raises: ExportError for a missing or unreadable file, an unsupported config, missing or unknown tensors.
+    Raises: ExportError for a missing or unreadable file, an unsupported config, and for tensors that are missing,
+    unknown or of other shapes than the config says.
     """
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as exc:
         raise ExportError(f"{CONFIG} and {WEIGHTS} in {folder}", str(exc), "export the drafter again") from exc
-    drafter = Drafter(shape_from_stock(config), seed=0)
-    names = {name for name, _ in drafter.named_parameters()}
-    if names != set(tensors):
-        raise ExportError(
-            f"the {len(names)} tensors of a DFlash drafter",
-            f"missing {sorted(names - set(tensors))}, unknown {sorted(set(tensors) - names)}",
-            "the folder is of another drafter, or damaged",
-        )
+    shape = shape_from_stock(config)
+    _check_tensors(tensors, tensor_shapes(shape))
+    try:
+        drafter = Drafter(shape, seed=0)
+    except (ArithmeticError, KeyError, TypeError, ValueError, StrictDataclassError) as exc:
+        # Everything else was checked: what is left is what transformers does not take of the rotary settings.
+        raise ExportError("rope_parameters that transformers knows", f"{shape.rope}: {exc}", "mend them") from exc
     drafter.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
     return drafter.eval()
 
 
-def _check_supported(config: Mapping[str, Any]) -> None:
+def tensor_shapes(shape: DrafterShape) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a stock drafter."""
+    hidden, width = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    layer = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "self_attn.q_norm": (shape.head_dim,),
+        "self_attn.k_norm": (shape.head_dim,),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (width, hidden),
+        "mlp.up_proj": (width, hidden),
+        "mlp.down_proj": (hidden, width),
+    }
+    own = {"fc": (hidden, shape.num_features), "hidden_norm": (hidden,), "norm": (hidden,)}
+    layers = {f"layers.{i}.{name}": size for i in range(shape.num_layers) for name, size in layer.items()}
+    return {f"{name}.weight": size for name, size in (own | layers).items()}
+
+
+def _check_tensors(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    hint = "the folder is of another drafter, or damaged"
+    if set(wanted) != set(tensors):
+        found = f"missing {sorted(set(wanted) - set(tensors))}, unknown {sorted(set(tensors) - set(wanted))}"
+        raise ExportError(f"the {len(wanted)} tensors of a DFlash drafter", found, hint)
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != wanted[name] or not tensor.is_floating_point():
+            expected = f"{name} of shape {list(wanted[name])} in floating point, as {CONFIG} says"
+            raise ExportError(expected, f"{list(tensor.shape)} in {tensor.dtype}", hint)
+
+
+def _check_supported(read: _Stock) -> None:
     """Refuse what headrace's drafter does not compute; leaving it out would only lower τ, silently."""
-    if config.get("architectures") != [ARCHITECTURE]:
-        raise ExportError(f"architectures [{ARCHITECTURE}]", str(config.get("architectures")), "give a DFlash drafter")
-    told = (config.get("is_causal"), config.get("dflash_config", {}).get("causal"))
-    sliding = SLIDING in (config.get("layer_types") or [])
-    causal = any(told) or (sliding and False not in told)  # z-lab's code takes sliding layers for causal unless told
-    if causal or config.get("attention_bias") or (config.get("use_sliding_window") and not sliding):
+    told = (read.is_causal, read.dflash_config.causal)
+    # z-lab's code takes sliding layers for causal unless told.
+    causal = any(told) or (read.slides and False not in told)
+    if causal or read.attention_bias or (read.use_sliding_window and not read.slides):
         raise ExportError(
             "layers without bias, whose slots see each other both ways",
-            f"layer_types {config.get('layer_types')}, is_causal {told[0]}, causal {told[1]},"
-            f" attention_bias {config.get('attention_bias')}",
+            f"layer_types {read.layer_types}, is_causal {told[0]}, causal {told[1]},"
+            f" attention_bias {read.attention_bias}",
             "this version runs such drafters only in their own programs",
         )
 
 
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(read: _Stock) -> dict[str, Any]:
     """The rotary settings from either layout; the base is never guessed."""
-    if config.get("rope_parameters"):
-        return dict(config["rope_parameters"])
-    scaling = dict(config.get("rope_scaling") or {})
-    kind = scaling.pop("type", None) or scaling.pop("rope_type", None) or "default"
-    return {"rope_type": kind, "rope_theta": config["rope_theta"], **scaling}
+    rope: dict[str, Any] = dict(read.rope_parameters or read.rope_scaling or {})
+    kind = rope.pop("type", None) or "default"
+    rope = {"rope_type": kind, "rope_theta": read.rope_theta, **rope}
+    _checked(_Rope, rope)
+    return rope

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from headrace.config import Strict
 from headrace.errors import PlanError
@@ -33,6 +33,8 @@ class Source(Strict):
 class Sourced(Strict):
     """One figure with its kind and the name of its source."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     value: float = Field(ge=0)
     kind: Kind
     source: str
@@ -43,16 +45,22 @@ class Sourced(Strict):
         return self.kind in ("modelled", "assumed")
 
 
+class Above0(Sourced):
+    """A figure that plans divide by."""
+
+    value: float = Field(gt=0)
+
+
 class Gpu(Strict):
     """One card. Shares are of the dense bfloat16 peak; gains multiply the bfloat16 prefill rate."""
 
     title: str
-    memory_gb: Sourced
-    memory_tb_s: Sourced
-    bf16_tflops: Sourced
-    prefill_share: Sourced
-    fp8_prefill_gain: Sourced | None = None
-    nvfp4_prefill_gain: Sourced | None = None
+    memory_gb: Above0
+    memory_tb_s: Above0
+    bf16_tflops: Above0
+    prefill_share: Above0
+    fp8_prefill_gain: Above0 | None = None
+    nvfp4_prefill_gain: Above0 | None = None
     usd_per_hour: Sourced | None = None
 
 
@@ -60,7 +68,7 @@ class Disk(Strict):
     """A disk that is bought, or a place that is rented."""
 
     title: str
-    read_gb_s: Sourced
+    read_gb_s: Above0
     usd_per_tb: Sourced | None = None
     usd_per_gb_month: Sourced | None = None
     egress_usd_per_gb: Sourced | None = None
@@ -70,15 +78,15 @@ class Link(Strict):
     """A network link, one direction."""
 
     title: str
-    gb_s: Sourced
+    gb_s: Above0
 
 
 class Assumptions(Strict):
     """Figures that hold for every card until something is measured."""
 
-    train_share: Sourced
-    decode_bandwidth_share: Sourced
-    usable_memory_share: Sourced
+    train_share: Above0
+    decode_bandwidth_share: Above0
+    usable_memory_share: Above0
     disk_reserve_share: Sourced
     decode_batch: Sourced
 

@@ -1,20 +1,25 @@
 """What a token weighs under each codec, the planned ones included.
 
-In: a codec's name as a person writes it, taps and hidden size. Out: payload bytes of one token with the formula, what
-is known about its loss, and whether this version can write it. Sizes are the codec room's own.
+In: a codec's name as a person writes it, or the folder of a fitted one; taps and hidden size. Out: payload bytes of one
+token with the formula, what is known about its loss, and whether this version can write it. Sizes are the codec room's
+own.
 """
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
-from headrace.codec.spec import DTYPE_BYTES, LOSSLESS_RATIO, SCALE_BYTES, CodecSpec, short_spec
-from headrace.errors import CodecError, PlanError
+from headrace.codec.spec import BITS, DTYPE_BYTES, LOSSLESS_RATIO, SCALE_BYTES, CodecSpec, packed_bytes, short_spec
+from headrace.errors import CodecError, ConfigError, PlanError
+from headrace.files import read_json
 from headrace.plan.quantity import Figure
 
 # What one segment costs beside its payload: Arrow message (736), index row in the shard (80) and in the journal (104).
 SEGMENT_OVERHEAD_BYTES = 920
 TOKEN_OVERHEAD_BYTES = 5  # int32 id and uint8 mask
 SEGMENT_BYTES = 8 * 1024 * 1024
-AVAILABLE = ("raw", "lossless", "fp8", "rotated")  # what this version can write
+AVAILABLE = ("raw", "lossless", "fp8", "rotated")  # what this version can write without a fit
+_SPEC_NAME = "codec.json"  # as codec.registry calls it, which needs torch
 _PLAIN = {
     "raw": (0, "the states themselves"),
     "lossless": (0, "the same bits back"),
@@ -26,7 +31,7 @@ _PLAIN = {
 class CodecSize:
     """A codec as the planner sees it; `loss` ranks how much it may cost (0 none), `evidence` says who showed what.
 
-    `num_features` is what the trainer reads of a token.
+    `num_features` is what the trainer reads of a token; `setting` what `capture.codec` says for it.
     """
 
     name: str
@@ -35,6 +40,7 @@ class CodecSize:
     evidence: str
     num_features: int
     available: bool
+    setting: str
 
     @property
     def value(self) -> float:
@@ -43,26 +49,72 @@ class CodecSize:
 
 
 def codec_size(name: str, num_taps: int, hidden_size: int, dtype: str = "bfloat16") -> CodecSize:
-    """Size a codec for a target. Raises: PlanError for an unknown name, and for more coordinates than there are."""
+    """Size a codec for a target, by its name or by the folder it was fitted into.
+
+    Raises: PlanError for an unknown name, for more coordinates than there are, and for a folder without a codec or with
+    one that was fitted for other states.
+    """
     try:
         spec = short_spec(name, num_taps, hidden_size, dtype)
         value = spec.bytes_per_token()
     except CodecError as exc:
+        if name.strip() and _folder(name).is_dir():
+            return _fitted_size(name, num_taps, hidden_size, dtype)
         raise PlanError(*exc.args) from exc
+    short = name.strip().lower()
+    return _sized(spec, value, short, short, spec.name in AVAILABLE)
+
+
+def _fitted_size(setting: str, num_taps: int, hidden_size: int, dtype: str) -> CodecSize:
+    spec = _read_spec(_folder(setting) / _SPEC_NAME)
+    found, wanted = (spec.num_taps, spec.hidden_size, spec.dtype), (num_taps, hidden_size, dtype)
+    if found != wanted:
+        raise PlanError(
+            f"a codec for {num_taps} taps of {hidden_size} in {dtype}",
+            f"{setting} was fitted for {found[0]} taps of {found[1]} in {found[2]}",
+            "fit it on states of this run",
+        )
+    rank = f":{spec.num_features}" if spec.name == "latent" else ""
+    return _sized(spec, spec.bytes_per_token(), f"{spec.name}{rank} ({setting})", setting, True)
+
+
+def _read_spec(path: Path) -> CodecSpec:
+    """The spec of a fitted codec. Raises: PlanError for a file that holds none whose bytes can be counted."""
+    hint = "run headrace codec fit"
+    try:
+        spec = CodecSpec.from_json(read_json(path, hint))
+        sizes = spec.groups if spec.name not in _PLAIN else []
+        share = float(spec.parameters.get("escape_share", 0.0))
+        sound = spec.bytes_per_token() > 0 and 0 <= share <= 1 and all(n >= 1 and bits in BITS for n, bits in sizes)
+    except (ConfigError, CodecError) as exc:
+        raise PlanError(*exc.args) from exc
+    except (AttributeError, TypeError, ValueError) as exc:
+        raise PlanError(f"a fitted codec in {path}", str(exc), hint) from exc
+    if not sound:
+        raise PlanError(f"a fitted codec in {path}", f"groups {sizes}, escape_share {share}", hint)
+    return spec
+
+
+def _folder(setting: str) -> Path:
+    return Path(os.path.expanduser(setting))  # a Path of its own refuses the home of nobody
+
+
+def _sized(spec: CodecSpec, value: float, name: str, setting: str, available: bool) -> CodecSize:
     loss, evidence = _known_loss(spec)
     figure = Figure(value, "B/token", _formula(spec), spec.name == "lossless")
-    return CodecSize(name.strip().lower(), figure, loss, evidence, spec.num_features, spec.name in AVAILABLE)
+    return CodecSize(name, figure, loss, evidence, spec.num_features, available, setting)
 
 
 def _known_loss(spec: CodecSpec) -> tuple[int, str]:
     """How much a codec may cost, and who showed what."""
     if spec.name in _PLAIN:
         return _PLAIN[spec.name]
-    bits = spec.groups[0][1]
+    bits = min(bits for _, bits in spec.groups)
     if spec.name == "rotated":
         return (3 if bits >= 4 else 6), "rotations keep 4 to 8 bits in KV caches; untried on drafters"
     few, coarse = spec.num_features < spec.hidden_size, bits < 8
-    evidence = "a DFlash fc has rank <= hidden size; which directions matter is fitted, and untried at this size"
+    untried = "was fitted for it" if "basis" in spec.parameters else "is fitted, and untried at this size"
+    evidence = f"a DFlash fc has rank <= hidden size; which directions matter {untried}"
     return 4 + few + coarse, evidence
 
 
@@ -75,7 +127,20 @@ def _formula(spec: CodecSpec) -> str:
     if spec.name == "fp8":
         return f"{spec.num_taps} taps x ({spec.hidden_size} x 1 B + one 4 B scale)"
     what = f"{spec.num_features} coordinates" if spec.name == "latent" else f"{spec.num_taps} taps x {spec.hidden_size}"
-    return f"{what} x {spec.groups[0][1]} bits / 8 + {len(spec.groups)} scales x {SCALE_BYTES} B"
+    return f"{what} x {_bits(spec)} + {len(spec.groups)} scales x {SCALE_BYTES} B{_escapes(spec)}"
+
+
+def _bits(spec: CodecSpec) -> str:
+    kinds = sorted({bits for _, bits in spec.groups})
+    if len(kinds) == 1:
+        return f"{kinds[0]} bits / 8"
+    codes = sum(packed_bytes(size, bits) for size, bits in spec.groups)
+    return f"{' or '.join(map(str, kinds))} bits = {codes:,} B"
+
+
+def _escapes(spec: CodecSpec) -> str:
+    share = float(spec.parameters.get("escape_share", 0.0))
+    return f" + {share:.4%} of tokens x {4 + 2 * spec.num_features} B" if share else ""
 
 
 def default_codecs(hidden_size: int) -> tuple[str, ...]:

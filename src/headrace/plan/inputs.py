@@ -5,14 +5,19 @@ what cannot be defaulted is None, and the plan says what it left out or assumed.
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from headrace.config import Strict
 from headrace.errors import ConfigError, PlanError
 from headrace.plan.geometry import Geometry
 from headrace.taps import FINAL_PRE_NORM, Tap, default_taps, from_zlab, parse_tap, parse_taps
+
+# Far beyond any run, and small enough that no product of a plan leaves the range of numbers.
+_MOST = 10**12
+Count = Annotated[int, Field(ge=1, le=_MOST)]
+Mean = Annotated[float, Field(le=_MOST)]
 
 
 class Measurement(Strict):
@@ -20,6 +25,8 @@ class Measurement(Strict):
 
     `fixed` times are what a stage takes however little there is to do: loading, compiling, evaluating.
     """
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     machine: str = Field(description="what was timed, in words")
     date: str = Field(description="when")
@@ -34,18 +41,20 @@ class Measurement(Strict):
 class PlanInputs(Strict):
     """Inputs of one plan. Sizes and rates may be numbers or texts such as `4 TB` and `1 Gbit/s`."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     model: str | None = Field(None, description="demo, a folder, a config.json or a hub id")
-    hidden_size: int | None = Field(None, ge=1, description="plain numbers instead of a config.json")
-    num_blocks: int | None = Field(None, ge=1, description="plain numbers instead of a config.json")
-    params_billion: float | None = Field(None, gt=0, description="plain numbers instead of a config.json")
-    active_params_billion: float | None = Field(None, gt=0, description="of a mixture of experts")
+    hidden_size: Count | None = Field(None, description="plain numbers instead of a config.json")
+    num_blocks: Count | None = Field(None, description="plain numbers instead of a config.json")
+    params_billion: float | None = Field(None, gt=0, le=_MOST, description="plain numbers instead of a config.json")
+    active_params_billion: float | None = Field(None, gt=0, le=_MOST, description="of a mixture of experts")
 
     prepared: Path | None = Field(None, description="a prepared set: exact lengths")
     chats: Path | None = Field(None, description="a JSONL file of chats: sampled")
-    num_samples: int | None = Field(None, description="how many samples")
-    mean_tokens: float | None = Field(None, description="tokens of a sample, prompt and answer")
-    mean_prompt: float | None = Field(None, description="prompt tokens of a sample")
-    mean_answer: float | None = Field(None, description="answer tokens of a sample")
+    num_samples: int | None = Field(None, le=_MOST, description="how many samples")
+    mean_tokens: Mean | None = Field(None, description="tokens of a sample, prompt and answer")
+    mean_prompt: Mean | None = Field(None, description="prompt tokens of a sample")
+    mean_answer: Mean | None = Field(None, description="answer tokens of a sample")
     heldout_share: float = Field(
         0.0, ge=0, lt=1, description="captured but not trained on; a prepared set knows its own"
     )
@@ -53,21 +62,21 @@ class PlanInputs(Strict):
     taps: list[str] | None = Field(
         None, description="tap names, or numbers as z-lab counts; none means the default rule"
     )
-    num_taps: int = Field(5, ge=1, description="taps of the default rule")
+    num_taps: int = Field(5, ge=1, le=1000, description="taps of the default rule")
     final_state: bool = Field(False, description="the target's last state beside the taps")
     dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="dtype of the states")
-    codec: str = Field("raw", description="the codec of the plan's main figures")
+    codec: str = Field("raw", description="the codec of the plan's main figures: a name, or the folder of a fitted one")
     codecs: list[str] | None = Field(None, description="codecs to compare; none means the usual ones")
 
     drafter: Path | None = Field(None, description="config.json of a published DFlash drafter")
-    num_layers: int = Field(5, ge=1, description="decoder layers of the drafter")
-    block_size: int = Field(16, ge=2, description="tokens of a block, the anchor included")
-    intermediate_size: int | None = Field(None, ge=1)
-    num_heads: int | None = Field(None, ge=1)
-    num_kv_heads: int | None = Field(None, ge=1)
-    head_dim: int | None = Field(None, ge=1)
-    epochs: int = Field(6, ge=1, description="visits of every sample")
-    anchors: int = Field(512, ge=1, description="blocks drawn from each sample at each visit")
+    num_layers: int = Field(5, ge=1, le=1000, description="decoder layers of the drafter")
+    block_size: int = Field(16, ge=2, le=_MOST, description="tokens of a block, the anchor included")
+    intermediate_size: Count | None = None
+    num_heads: Count | None = None
+    num_kv_heads: Count | None = None
+    head_dim: Count | None = None
+    epochs: Count = Field(6, description="visits of every sample")
+    anchors: Count = Field(512, description="blocks drawn from each sample at each visit")
 
     capture_gpu: str | None = Field(None, description="GPUs that run the target: h100-sxm or rtx-pro-6000:2")
     train_gpu: str | None = Field(None, description="GPUs that train; none means those that run the target, in turns")
@@ -79,9 +88,9 @@ class PlanInputs(Strict):
     )
     ram_budget: str | float = Field(0.0, description="memory of the trainer's host that may hold states")
     months: float = Field(1.0, gt=0, description="how long rented storage is kept")
-    read_ahead: int = Field(64, ge=0, description="samples decoded ahead of the step")
+    read_ahead: int = Field(64, ge=0, le=_MOST, description="samples decoded ahead of the step")
     decode_tokens_s: float | None = Field(None, gt=0, description="answer tokens a second of one stream")
-    num_streams: int = Field(1, ge=1, description="streams that answer side by side")
+    num_streams: Count = Field(1, description="streams that answer side by side")
     max_hours: float | None = Field(None, gt=0)
     max_usd: float | None = Field(None, gt=0)
     catalogue: Path | None = Field(None, description="a file laid over the packaged catalogue")
@@ -93,7 +102,9 @@ def make_inputs(**values: Any) -> PlanInputs:
     try:
         return PlanInputs.model_validate(values)
     except ValidationError as exc:
-        parts = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']} (found {e['input']!r})" for e in exc.errors())
+        parts = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']} (found {e['input']!r:.40})" for e in exc.errors()
+        )
         raise PlanError("inputs that a plan knows", parts, "see docs/plan.md or headrace plan --help") from exc
 
 

@@ -4,8 +4,9 @@ In: samples of timings, or what a run's stages recorded. Out: inputs with a meas
 real. The timing itself belongs to whoever runs target and trainer; this room only reads its results.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -29,6 +30,8 @@ CHECKED = {
     "train_s": ("train_s", 0.25),
     "decode_s": ("decode_s", 0.25),
 }
+_LARGEST = 1e300
+_AGAIN = "make the plan again"
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,13 @@ class CheckRow:
     @property
     def difference(self) -> str:
         """How far the real value is from the planned one."""
+        if not math.isfinite(self.ratio):
+            return "none was planned"
         return f"{self.ratio - 1:+.1%}" if self.ratio < 10 else f"{self.ratio:,.0f} times"
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; what is not finite as null."""
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
 
     def text(self) -> str:
         """In one line."""
@@ -106,12 +115,27 @@ def check(plan: Plan, real: Mapping[str, float]) -> tuple[CheckRow, ...]:
 
 
 def check_saved(saved: Mapping[str, Any], real: Mapping[str, float]) -> tuple[CheckRow, ...]:
-    """As `check`, from the JSON of a saved plan. Raises: PlanError."""
-    try:
-        planned = {name: float(figure["value"]) for name, figure in saved["plan"]["figures"].items()}
-    except (KeyError, TypeError, ValueError) as exc:
-        raise PlanError("a plan saved by this version", f"no {exc}", "make the plan again") from exc
+    """As `check`, from the JSON of a saved plan; a figure saved as null was not known. Raises: PlanError."""
+    plan = saved["plan"] if isinstance(saved.get("plan"), Mapping) else {}
+    figures = plan.get("figures")
+    if not isinstance(figures, Mapping):
+        raise PlanError("a plan saved by this version, with its figures", repr(figures), _AGAIN)
+    planned = {}
+    for name, figure in figures.items():
+        if not isinstance(figure, Mapping) or "value" not in figure:
+            raise PlanError("a plan saved by this version", f"no value of {name}", _AGAIN)
+        if figure["value"] is not None:
+            planned[name] = finite(figure["value"], f"{name} of a saved plan", _AGAIN)
+    if plan.get("codec", "raw") != "raw":  # a run counts its states raw, a plan as they are encoded
+        planned.pop("total_bytes", None)
     return check_figures(planned, real)
+
+
+def finite(value: Any, what: str, hint: str) -> float:
+    """A finite number of JSON. Raises: PlanError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
+        raise PlanError(f"a number as {what}", repr(value), hint)
+    return value
 
 
 def check_figures(planned: Mapping[str, float], real: Mapping[str, float]) -> tuple[CheckRow, ...]:

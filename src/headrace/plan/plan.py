@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from headrace.errors import PlanError
 from headrace.plan import arithmetic
 from headrace.plan.arithmetic import BreakEven, Fit
 from headrace.plan.basis import Basis, read_basis
@@ -65,11 +66,19 @@ class Plan:
 
 def make_plan(inputs: PlanInputs) -> Plan:
     """Compute a plan. Raises: PlanError saying what is missing, unknown or out of range, and what is known."""
+    try:
+        return _computed(inputs)
+    except ArithmeticError as exc:
+        hint = "look for a zero, or a number far too large, in the target's config.json and in the catalogue"
+        raise PlanError("sizes and rates that can be computed with", str(exc), hint) from exc
+
+
+def _computed(inputs: PlanInputs) -> Plan:
     basis = read_basis(inputs)
     names = inputs.codecs or list(default_codecs(basis.target.hidden_size))
     width = (len(basis.taps), basis.target.hidden_size, inputs.dtype)
     codec = codec_size(inputs.codec, *width)
-    codecs = tuple(codec if n == codec.name else codec_size(n, *width) for n in dict.fromkeys([*names, codec.name]))
+    codecs = tuple({c.name: c for c in (*(codec_size(n, *width) for n in names), codec)}.values())
     sites_of = {c.name: _sites(basis, c) for c in codecs}  # a narrow codec makes a smaller fc, which may fit
     sites = sites_of[codec.name]
     sizes = {c.name: _stored(basis.tokens, c) for c in codecs}
@@ -96,7 +105,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
         sizes=sizes,
         options=options,
         break_even=_break_even(basis, sites, sizes[codec.name]),
-        recommendation=recommend(basis, codecs, sizes, sites[-1].train, options),
+        recommendation=recommend(basis, codec, codecs, sizes, sites[-1].train, options),
         notes=basis.notes,
     )
 

@@ -47,7 +47,7 @@ def parse_bytes(text: str | float) -> float:
 def parse_rate(text: str | float) -> float:
     """Read a rate in bytes a second: `1 Gbit/s`, `15 MB/s`, or plain bytes a second. Raises: PlanError."""
     if isinstance(text, int | float):
-        return _positive(float(text), "a rate", str(text))
+        return _rate(float(text), str(text))
     head, slash, per = text.strip().partition("/")
     if not slash and head.lower().endswith("ps"):
         head, per = head[:-2], "s"
@@ -57,7 +57,7 @@ def parse_rate(text: str | float) -> float:
     unit = match[3] or "B"
     number = float(match[1].replace(",", "").replace("_", "")) * {**_SI, **_BINARY}[(match[2] or "").lower()]
     bits = unit.lower().startswith("bit") or unit == "b"
-    return _positive(number / 8 if bits else number, "a rate", text)
+    return _rate(number / 8 if bits else number, text)
 
 
 def bytes_text(value: float) -> str:
@@ -109,6 +109,12 @@ def _four(value: float) -> str:
     digits = 0 if value >= 1000 else 1 if value >= 100 else 2
     text = f"{value:,.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _rate(value: float, text: str) -> float:
+    if value == 0:
+        raise PlanError("a rate above 0", text, "leave the link out if there is none")
+    return _positive(value, "a rate", text)
 
 
 def _positive(value: float, what: str, text: str) -> float:

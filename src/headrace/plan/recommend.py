@@ -31,11 +31,16 @@ class Recommendation:
 
 
 def recommend(
-    basis: Basis, codecs: Sequence[CodecSize], sizes: Mapping[str, Figure], train: Devices, options: Sequence[Option]
+    basis: Basis,
+    codec: CodecSize,
+    codecs: Sequence[CodecSize],
+    sizes: Mapping[str, Figure],
+    train: Devices,
+    options: Sequence[Option],
 ) -> Recommendation:
     """Choose, and say why.
 
-    Args: sizes: what a store takes, by codec; train: the GPUs that train.
+    Args: codec: the one that was asked for; sizes: what a store takes, by codec; train: the GPUs that train.
     """
     known = {c.name: c for c in codecs}
     best = choose(options, known)
@@ -43,8 +48,9 @@ def recommend(
     if best is None:
         remedies = (*_capture_elsewhere(basis, sizes, options), *_smaller_drafter(basis, train))
         reasons = tuple(dict.fromkeys(reason for o in options for reason in o.blocked))
-        return Recommendation(None, None, reasons, remedies, run_lines(basis, None, known))
-    return Recommendation(best, now, _reasons(best, now, options, known), (), run_lines(basis, now or best, known))
+        return Recommendation(None, None, reasons, remedies, run_lines(basis, None, codec))
+    lines = run_lines(basis, now or best, known[(now or best).codec])
+    return Recommendation(best, now, _reasons(best, now, options, known), (), lines)
 
 
 def choose(options: Sequence[Option], sizes: dict[str, CodecSize]) -> Option | None:
@@ -143,15 +149,15 @@ def _smaller_drafter(basis: Basis, train: Devices) -> tuple[str, ...]:
     return ("no drafter of this target trains on one of these cards in float32 with AdamW",)
 
 
-def run_lines(basis: Basis, option: Option | None, codecs: Mapping[str, CodecSize]) -> str:
+def run_lines(basis: Basis, option: Option | None, codec: CodecSize) -> str:
     """The part of a run file that realises an option; what this version cannot set yet is a comment."""
     inputs, drafter = basis.inputs, basis.drafter
     lines = ["target:"]
     if inputs.model is not None:
         lines.append(f"  model: {json.dumps(inputs.model)}")
     lines.append(f"  taps: {json.dumps([str(tap) for tap in basis.taps])}")
-    codec = codecs[option.codec if option else inputs.codec]
-    lines += ["capture:", f"  codec: {codec.name}"] if codec.available else [f"# capture.codec {codec.name}: planned"]
+    setting = codec.setting if codec.setting == codec.name else json.dumps(codec.setting)
+    lines += ["capture:", f"  codec: {setting}"] if codec.available else [f"# capture.codec {codec.name}: planned"]
     lines += ["drafter:", f"  num_layers: {drafter.num_layers}", f"  block_size: {drafter.block_size}"]
     lines += [f"  {key}: {drafter.__dict__[key]}" for key in ("intermediate_size", "num_heads", "num_kv_heads")]
     lines += ["train:", f"  epochs: {inputs.epochs}", f"  anchors: {inputs.anchors}"]

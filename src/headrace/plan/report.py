@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from headrace.errors import PlanError
 from headrace.files import write_json
 from headrace.plan.options import Option
 from headrace.plan.plan import Plan, make_plan
@@ -70,11 +71,19 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 
 def save_plan(plan: Plan, path: Path) -> None:
-    """Save a plan: the inputs that make it again, its figures for `--check`, its cost by disk for a run's report."""
+    """Save a plan: the inputs that make it again, its figures for `--check`, its cost by disk for a run's report.
+
+    Raises: PlanError where it cannot be written.
+    """
+    if path.is_dir():
+        raise PlanError("a file to save the plan in", f"the folder {path}", f"for example --save {path / 'plan.json'}")
     points = [asdict(point) for point in cost_against_disk(plan)]
     inputs = plan.inputs.model_dump(mode="json")
     value = {"inputs": inputs, "made_for": made_for(plan), "plan": to_json(plan), "cost_against_disk": points}
-    write_json(path, value)
+    try:
+        write_json(path, value)
+    except OSError as exc:
+        raise PlanError(f"a plan that can be written to {path}", str(exc), "name another file with --save") from exc
 
 
 def made_for(plan: Plan) -> str:

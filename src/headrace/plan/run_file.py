@@ -4,13 +4,13 @@ In: a run file and the run's folder. Out: the inputs of a plan; after the run, i
 recorded them. Reads JSON and the prepared set's lengths, imports no torch.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from headrace.config import RunFile, RunFolder
-from headrace.errors import PlanError
-from headrace.files import stage_seconds
+from headrace.errors import ConfigError, PlanError
+from headrace.files import read_json, stage_seconds
+from headrace.plan.measure import finite
 
 PLAN = "plan.json"
 
@@ -54,37 +54,58 @@ def _samples(cfg: RunFile, folder: RunFolder) -> dict[str, Any]:
 
 
 def load_saved_plan(folder: Path) -> dict[str, Any]:
-    """The plan saved in a run's folder. Raises: PlanError when there is none."""
-    path = folder / PLAN
+    """The plan saved in a run's folder. Raises: PlanError when there is none, or it lacks what a plan has."""
+    path, hint = folder / PLAN, "make one with `headrace plan RUN.yaml`"
     try:
-        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise PlanError(f"a saved plan at {path}", str(exc), "make one with `headrace plan RUN.yaml`") from exc
+        saved = read_json(path, hint)
+    except ConfigError as exc:
+        raise PlanError(f"a saved plan at {path}", exc.args[1], hint) from exc
+    kinds = {"plan": dict, "made_for": str, "cost_against_disk": list}
+    wrong = [key for key, kind in kinds.items() if not isinstance(saved.get(key), kind)]
+    if wrong:
+        raise PlanError(f"a saved plan at {path}", f"{', '.join(wrong)} missing or of another kind", hint)
     return saved
 
 
 def real_figures(folder: RunFolder) -> dict[str, float]:
-    """What the finished stages of a run took: bytes, and seconds over every start. Raises: PlanError for none."""
+    """What the finished stages of a run took: bytes, and seconds over every start, where `stages.jsonl` has them.
+
+    Raises: PlanError for no finished stage, and naming a file that is damaged.
+    """
     real: dict[str, float] = {}
-    seconds = stage_seconds(folder.root)
-    captured, trained = _summary(folder.states), _summary(folder.train())
-    if _summary(folder.answers) and "regenerate" in seconds:
-        real["decode_s"] = seconds["regenerate"]
-    if captured:
-        real["total_bytes"], real["stored_bytes"] = captured["bytes_raw"], captured["bytes_stored"]
-        real["capture_s"] = seconds["capture"]
-    if trained:
-        real["train_s"] = seconds["train"]
+    try:
+        seconds = stage_seconds(folder.root)
+    except ConfigError as exc:
+        raise PlanError(*exc.args) from exc
+    if _finished(folder.answers):
+        real |= _seconds(seconds, "regenerate", "decode_s")
+    if captured := _finished(folder.states, "bytes_raw", "bytes_stored"):
+        real |= {"total_bytes": captured["bytes_raw"], "stored_bytes": captured["bytes_stored"]}
+        real |= _seconds(seconds, "capture", "capture_s")
+    if trained := _finished(folder.train(), "num_tokens"):
+        real |= _seconds(seconds, "train", "train_s")
         real["train_tokens"] = trained["num_tokens"]
     if not real:
         raise PlanError("a run that has captured or trained", f"nothing finished in {folder.root}", "run it first")
     return real
 
 
-def _summary(stage: Path) -> dict[str, Any]:
-    """The summary of a finished stage, else nothing."""
-    path = stage / "stage.json"
+def _seconds(seconds: dict[str, float], stage: str, name: str) -> dict[str, float]:
+    return {name: seconds[stage]} if stage in seconds else {}
+
+
+def _finished(stage: Path, *figures: str) -> dict[str, Any]:
+    """The summary of a finished stage, with these figures in it; else nothing."""
+    path, hint = stage / "stage.json", "restore it, or remove its folder and run the stage again"
     if not path.is_file():
         return {}
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    return dict(stored["summary"]) if stored["finished"] else {}
+    try:
+        stored = read_json(path, hint)
+    except ConfigError as exc:
+        raise PlanError(*exc.args) from exc
+    summary = stored.get("summary")
+    if not isinstance(stored.get("finished"), bool) or not isinstance(summary, dict):
+        raise PlanError(f"finished and summary in {path}", "another content", hint)
+    if not stored["finished"]:
+        return {}
+    return {**summary, **{name: finite(summary.get(name), f"{name} in {path}", hint) for name in figures}}

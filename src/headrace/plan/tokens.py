@@ -47,6 +47,8 @@ def from_numbers(
     num_samples: int, mean_tokens: float | None, mean_prompt: float | None = None, mean_answer: float | None = None
 ) -> TokenCount:
     """Count from means: of whole samples, of prompts and of answers; any two give the third. Raises: PlanError."""
+    if mean_prompt is not None and not 0 <= mean_prompt < math.inf:
+        raise PlanError("0 or more prompt tokens a sample", f"{mean_prompt:g}", "check --mean-prompt")
     if mean_tokens is None and mean_prompt is not None and mean_answer is not None:
         mean_tokens = mean_prompt + mean_answer
     if mean_answer is None and mean_tokens is not None and mean_prompt is not None:
@@ -63,6 +65,9 @@ def from_numbers(
         )
     if mean_answer is not None and not 0 <= mean_answer <= mean_tokens:
         raise PlanError(f"0 to {mean_tokens:g} answer tokens a sample", f"{mean_answer:g}", "check --mean-answer")
+    if mean_prompt is not None and mean_answer is not None and abs(mean_prompt + mean_answer - mean_tokens) > 1:
+        expected = f"prompt and answer that make {mean_tokens:g} tokens"
+        raise PlanError(expected, f"{mean_prompt:g} and {mean_answer:g}", "give two of the three means")
     answers = None if mean_answer is None else num_samples * mean_answer
     return TokenCount(num_samples, num_samples * mean_tokens, answers, mean_tokens, "numbers given", True)
 

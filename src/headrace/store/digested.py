@@ -11,6 +11,8 @@ from typing import Any
 from headrace.errors import StoreError
 from headrace.record import digest
 
+HINT = "it was damaged or edited; restore it, or capture into a new folder"
+
 
 def dump_digested(value: Mapping[str, Any], indent: int | None = None) -> str:
     """The object as one line (or indented), its digest last; no newline at the end."""
@@ -18,20 +20,20 @@ def dump_digested(value: Mapping[str, Any], indent: int | None = None) -> str:
     return _compact(sealed) if indent is None else json.dumps(sealed, indent=indent, ensure_ascii=False)
 
 
-def load_digested(content: bytes, where: str, indent: int | None = None) -> dict[str, Any]:
+def load_digested(content: bytes, where: str, indent: int | None = None, hint: str = HINT) -> dict[str, Any]:
     """Read what `dump_digested` wrote with the same `indent`, without the digest.
 
-    Raises: StoreError naming `where` for anything else.
+    Raises: StoreError naming `where` for anything else; `hint` says what to do about it.
     """
     try:
         value = json.loads(content.decode("utf-8"))
+        if not isinstance(value, dict) or "digest" not in value:
+            raise _damaged(where, "no digest in it", hint)
+        found = value.pop("digest")
+        if dump_digested(value, indent).encode() != content:
+            raise _damaged(where, f"digest {found} does not belong to this text", hint)
     except ValueError as exc:
-        raise _damaged(where, f"text that is not JSON: {exc}") from exc
-    if not isinstance(value, dict) or "digest" not in value:
-        raise _damaged(where, "no digest in it")
-    found = value.pop("digest")
-    if dump_digested(value, indent).encode() != content:
-        raise _damaged(where, f"digest {found} does not belong to this text")
+        raise _damaged(where, f"text that is not JSON: {exc}", hint) from exc
     return value
 
 
@@ -39,7 +41,5 @@ def _compact(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _damaged(where: str, found: str) -> StoreError:
-    return StoreError(
-        f"{where} as headrace wrote it", found, "it was damaged or edited; restore it, or capture into a new folder"
-    )
+def _damaged(where: str, found: str, hint: str) -> StoreError:
+    return StoreError(f"{where} as headrace wrote it", found, hint)

@@ -2,16 +2,19 @@
 
 In: a row, its id, a reason. Out: `failures.jsonl`, one digested line each, durable when `append` returns. Only the
 store's writer writes here. A permanent failure is a hole for every reader; any other is tried again by capture.
+A row whose line was damaged and set aside counts as missing again.
 """
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.errors import StoreError
+from headrace.files import fsync_folder, write_atomic
 from headrace.store.append import AppendFile
 from headrace.store.digested import dump_digested, load_digested
 
 FILE_NAME = "failures.jsonl"
+_HINT = "run store repair: it sets damaged lines aside, and capture tries their rows again"
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ def read_failures(path: Path) -> dict[int, Failure]:
 
     Raises: StoreError naming a line that is damaged.
     """
-    return {failure.row: failure for failure in _parse(path, _whole_lines(path))}
+    lines = enumerate(_whole_lines(path), start=1)
+    return {failure.row: failure for failure in (_parse(line, f"{path} line {k}") for k, line in lines)}
 
 
 def mend_failures(path: Path) -> None:
@@ -44,6 +48,33 @@ def mend_failures(path: Path) -> None:
             file.close()
 
 
+def set_aside(path: Path, quarantine: Path) -> str | None:
+    """Move damaged lines to the file of the same name in `quarantine`, keep the sound ones. Needs the lock.
+
+    Returns: a sentence about it; None where no line is damaged.
+    """
+    sound, damaged = [], []
+    for line in _whole_lines(path):
+        try:
+            _parse(line, str(path))
+            sound.append(line)
+        except StoreError:
+            damaged.append(line)
+    if not damaged:
+        return None
+    quarantine.mkdir(exist_ok=True)
+    aside = AppendFile(quarantine / path.name)
+    try:
+        aside.write(b"".join(line + b"\n" for line in damaged))
+        aside.sync()
+    finally:
+        aside.close()
+    fsync_folder(quarantine)
+    write_atomic(path, b"".join(line + b"\n" for line in sound))
+    kept = f"{len(damaged)} damaged lines are in quarantine, {len(sound)} sound ones are kept"
+    return f"{path.name}: {kept}; rows whose failure was lost count as missing again"
+
+
 def append_failure(path: Path, failure: Failure) -> None:
     """Append one line and make it durable."""
     file = AppendFile(path)
@@ -55,16 +86,15 @@ def append_failure(path: Path, failure: Failure) -> None:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    content = path.read_bytes() if path.exists() else b""
+    try:
+        content = path.read_bytes() if path.exists() else b""
+    except OSError as exc:
+        raise StoreError(f"a readable {path}", exc.strerror or str(exc), "restore it, or remove it") from exc
     return content.split(b"\n")[:-1]
 
 
-def _parse(path: Path, lines: list[bytes]) -> list[Failure]:
-    failures = []
-    for number, line in enumerate(lines, start=1):
-        where = f"{path} line {number}"
-        try:
-            failures.append(Failure(**load_digested(line, where)))
-        except TypeError as exc:
-            raise StoreError("the fields of a failure", f"{where}: {exc}", "see docs/formats/store-0.md") from exc
-    return failures
+def _parse(line: bytes, where: str) -> Failure:
+    try:
+        return Failure(**load_digested(line, where, hint=_HINT))
+    except TypeError as exc:
+        raise StoreError("the fields of a failure", f"{where}: {exc}", _HINT) from exc

@@ -59,6 +59,8 @@ def scan_journal(path: Path) -> tuple[Rows, np.ndarray[tuple[int], np.dtype[np.b
         content = path.read_bytes()
     except FileNotFoundError:
         content = b""
+    except OSError as exc:
+        raise StoreError("a readable journal", f"{path}: {exc.strerror}", "remove it, then run store repair") from exc
     if content[: len(HEADER)] != HEADER[: len(content)]:
         raise StoreError(f"a journal of version {VERSION}", f"{path} damaged at offset 0", _HINT)
     body = content[len(HEADER) :]

@@ -8,6 +8,8 @@ import fcntl
 import json
 import os
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.errors import StoreError
@@ -46,6 +48,16 @@ class StoreLock:
             # Closing, not unlocking: in a forked child an unlock would free the parent's lock too.
             os.close(self._descriptor)
             self._descriptor = None
+
+
+@contextmanager
+def disk_errors(root: Path) -> Iterator[None]:
+    """Turn what the disk refuses, while a store is written, into a StoreError."""
+    try:
+        yield
+    except OSError as exc:
+        hint = "check space and rights, then run it again"
+        raise StoreError(f"a folder that can be written at {root}", str(exc), hint) from exc
 
 
 def boot_id() -> str:

@@ -27,9 +27,9 @@ from headrace.store.shard import (
     Rows,
     ShardWriter,
     open_path,
-    parse_shard_name,
     read_sidecar,
     read_trailer,
+    sealed_shards,
     shard_name,
     sidecar_path,
 )
@@ -47,14 +47,17 @@ class Mended:
 
 
 def mend(root: Path) -> Mended:
-    """Salvage open shards, index what no journal row names, drop rows whose shard is gone. Needs the lock."""
+    """Salvage open shards, index what no journal row names, drop rows whose shard is gone. Needs the lock.
+
+    Raises: StoreError where there is no folder of shards.
+    """
     shards = root / "shards"
     notes: list[str] = []
     for path in sorted(shards.glob("*.arrow.open")):
         notes.append(_salvage(path.with_name(path.name.removesuffix(".open"))))
     for path in shards.glob("*.arrow.*"):
         path.unlink()  # left by a kill between two renames; everything in it is sealed or salvaged by now
-    sizes = {key: p.stat().st_size for p in shards.iterdir() if (key := parse_shard_name(p.name)) is not None}
+    sizes = {key: (shards / name).stat().st_size for name, key in sealed_shards(root).items()}
     stored, found = _readable_journal(root / FILE_NAME, notes)
     rows = _drop_dangling(found, sizes, notes)
     rows = _index_unknown(root, rows, sizes, notes)

@@ -63,6 +63,12 @@ class StoreReader:
         """Bytes of all records in shards: payload, ids, mask and framing."""
         return int(self._newest["length"].sum(dtype=np.uint64)) if self.num_records else 0
 
+    def missing_shards(self) -> list[str]:
+        """File names of shards that hold records by the journal, and are not on the disk now."""
+        keys = zip(self._newest["shard_generation"].tolist(), self._newest["shard_number"].tolist(), strict=True)
+        named = {shard_name(*key) for key in keys}
+        return sorted(name for name in named if not (self.root / "shards" / name).is_file())
+
     def __contains__(self, row: int) -> bool:
         return bool(self._index.candidates(row))
 

@@ -56,6 +56,19 @@ def parse_shard_name(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def sealed_shards(root: Path) -> dict[str, tuple[int, int]]:
+    """A store's sealed shards, sorted: (generation, number) by file name.
+
+    Raises: StoreError where the folder of shards cannot be read.
+    """
+    try:
+        names = sorted(path.name for path in (root / "shards").iterdir())
+        return {name: key for name in names if (key := parse_shard_name(name)) is not None}
+    except OSError as exc:
+        hint = "restore the folder, or capture again: capture makes the records that are missing"
+        raise StoreError(f"the shards of the store in {root / 'shards'}", exc.strerror or str(exc), hint) from exc
+
+
 def open_path(path: Path) -> Path:
     """Where the shard that will be `path` is being written."""
     return path.with_name(path.name + ".open")

@@ -15,7 +15,7 @@ from headrace.store import failures, journal
 from headrace.store.failures import read_failures
 from headrace.store.journal import scan_journal
 from headrace.store.manifest import Manifest
-from headrace.store.shard import parse_shard_name, read_trailer, shard_name
+from headrace.store.shard import read_trailer, sealed_shards, shard_name
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def verify(root: Path, progress: Callable[[int, int], None] | None = None) -> li
 
     Args:
         progress: called with (shards done, shards in all).
-    Raises: StoreError when there is no readable manifest: then nothing else can be judged.
+    Raises: StoreError when there is no readable manifest, or no folder of shards: then nothing else can be judged.
     """
     Manifest.read(root)
     found: list[Damage] = []
@@ -42,7 +42,7 @@ def verify(root: Path, progress: Callable[[int, int], None] | None = None) -> li
             read(root / name)
         except StoreError as exc:
             found.append(Damage(name, -1, -1, exc.args[1]))
-    names = sorted(p.name for p in (root / "shards").iterdir() if parse_shard_name(p.name) is not None)
+    names = sealed_shards(root)
     for done, name in enumerate(names, start=1):
         found += _verify_trailer(root, name)
         if progress is not None:

@@ -19,7 +19,7 @@ from headrace.store import failures, journal
 from headrace.store.failures import Failure, append_failure, mend_failures, read_failures
 from headrace.store.index import RecordIndex
 from headrace.store.journal import append_journal, journal_rows, rewrite_journal
-from headrace.store.lock import StoreLock
+from headrace.store.lock import StoreLock, disk_errors
 from headrace.store.manifest import FILE_NAME as MANIFEST_NAME
 from headrace.store.manifest import Manifest
 from headrace.store.mend import mend
@@ -59,7 +59,7 @@ class StoreWriter:
         self._next_number = 0
         self._pending: Committed = {}
         self._broken = False
-        with ExitStack() as stack, _translated(root):
+        with ExitStack() as stack, disk_errors(root):
             (root / "shards").mkdir(parents=True, exist_ok=True)
             self._lock = StoreLock(root)
             stack.callback(self._lock.release)
@@ -190,7 +190,7 @@ class StoreWriter:
             hint = "open the store again; what is sealed is safe, and intact records of the open shard are kept"
             raise StoreError(f"an open writer of {self.root}", "it is closed, forked, or a write failed", hint)
         try:
-            with _translated(self.root):
+            with disk_errors(self.root):
                 yield
         except StoreError:
             self._broken = True
@@ -201,13 +201,3 @@ def _committed(rows: Rows) -> Committed:
     index = RecordIndex(rows)
     ids, generations = index.ids, index.generations.tolist()
     return {row: (bytes(ids[k]), generations[k]) for k, row in enumerate(index.rows.tolist())}
-
-
-@contextmanager
-def _translated(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise StoreError(
-            f"a folder that can be written at {root}", str(exc), "check space and rights, then run the stage again"
-        ) from exc
