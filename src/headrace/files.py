@@ -31,11 +31,15 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     """Write a file so that a reader, or a crash at any moment, meets the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as out:
-        out.write(content.encode("utf-8") if isinstance(content, str) else content)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as out:
+            out.write(content.encode("utf-8") if isinstance(content, str) else content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     fsync_folder(path.parent)
 
 

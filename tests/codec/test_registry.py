@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from headrace.codec.basis import FILE_NAME
-from headrace.codec.registry import SPEC_NAME, chosen_spec, copy_basis, open_codec, save_codec
-from headrace.codec.spec import CodecSpec, short_spec
+from headrace.codec.registry import chosen_spec, copy_basis, open_codec, save_codec
+from headrace.codec.spec import SPEC_NAME, CodecSpec, short_spec
 from headrace.errors import CodecError
 from tests.codec.ladder import HIDDEN, TAPS, latent, states
 
@@ -38,6 +38,15 @@ def test_a_folder_without_a_codec_is_refused(tmp_path: Path, content: str | None
         (tmp_path / SPEC_NAME).write_text(content)
     with pytest.raises(CodecError, match="headrace codec fit"):
         chosen_spec(str(tmp_path), TAPS, HIDDEN, "bfloat16")
+
+
+def test_a_short_name_beats_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raw").mkdir()
+    assert chosen_spec("raw", TAPS, HIDDEN, "bfloat16")[0].name == "raw"
+    for unknown in ("zip", "~nobody/x", str(tmp_path / "none"), "rotated:7", "latent:4x4:2"):
+        with pytest.raises(CodecError):
+            chosen_spec(unknown, TAPS, HIDDEN, "bfloat16")
 
 
 def test_a_basis_is_copied_once_and_checked(tmp_path: Path) -> None:

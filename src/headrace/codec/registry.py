@@ -13,11 +13,10 @@ from headrace.codec.basis import FILE_NAME, Basis, load_basis
 from headrace.codec.fp8 import Fp8Codec
 from headrace.codec.lossless import LosslessCodec
 from headrace.codec.quantised import QuantisedCodec
-from headrace.codec.spec import NAMES, CodecSpec, short_spec
+from headrace.codec.spec import KNOWN, NAMES, SPEC_NAME, CodecSpec, is_short, short_spec
 from headrace.errors import CodecError
 from headrace.files import write_atomic, write_json
 
-SPEC_NAME = "codec.json"
 _PLAIN: dict[str, Callable[[CodecSpec], Codec]] = {"raw": RawCodec, "lossless": LosslessCodec, "fp8": Fp8Codec}
 
 
@@ -53,9 +52,11 @@ def chosen_spec(setting: str, num_taps: int, hidden_size: int, dtype: str) -> tu
 
     Raises: CodecError for an unknown name, a folder that holds no codec, and a codec fitted for other states.
     """
-    folder = Path(setting).expanduser()
-    if not folder.is_dir():
+    if is_short(setting):
         return short_spec(setting, num_taps, hidden_size, dtype), None
+    folder = Path(setting)
+    if not folder.is_dir():
+        raise CodecError(f"{KNOWN}, or the folder of a fitted codec", repr(setting), "see docs/codecs.md")
     try:
         spec = CodecSpec.from_json(json.loads((folder / SPEC_NAME).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as exc:

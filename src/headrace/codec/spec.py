@@ -18,6 +18,7 @@ GROUP = 128  # coordinates that share a scale, unless fitted otherwise
 GROUP_8 = 512  # at 8 bits, where a scale's own bytes would weigh more than what it saves
 LOSSLESS_RATIO = 1.45  # expected of bfloat16 states; the ceiling by the entropy of exponents is about 1.51
 SCALE_BYTES = 2  # float16
+SPEC_NAME = "codec.json"  # in the folder of a fitted codec
 KNOWN = "raw, lossless, fp8, rotated:B (B bits a coordinate) and latent:RxB (R coordinates of B bits)"
 _SHORT = re.compile(r"(raw|lossless|fp8)|rotated:(\d+)|latent:(\d+)x(\d+)")
 
@@ -101,6 +102,11 @@ def split_groups(size: int, bits: int, group: int | None = None) -> list[list[in
     """Cut `size` coordinates into groups of nearly equal size, at most `group` each, all of `bits`."""
     count = -(-size // (group or (GROUP_8 if bits == 8 else GROUP)))
     return [[size // count + (i < size % count), bits] for i in range(count)]
+
+
+def is_short(text: str) -> bool:
+    """Whether a text reads as a short name, and not as a folder."""
+    return ":" in text or text.strip().lower() in NAMES
 
 
 def short_spec(text: str, num_taps: int, hidden_size: int, dtype: str) -> CodecSpec:

@@ -9,7 +9,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.codec.spec import BITS, DTYPE_BYTES, LOSSLESS_RATIO, SCALE_BYTES, CodecSpec, packed_bytes, short_spec
+from headrace.codec.spec import (
+    BITS,
+    DTYPE_BYTES,
+    LOSSLESS_RATIO,
+    SCALE_BYTES,
+    SPEC_NAME,
+    CodecSpec,
+    packed_bytes,
+    short_spec,
+)
 from headrace.errors import CodecError, ConfigError, PlanError
 from headrace.files import read_json
 from headrace.plan.quantity import Figure
@@ -19,7 +28,6 @@ SEGMENT_OVERHEAD_BYTES = 920
 TOKEN_OVERHEAD_BYTES = 5  # int32 id and uint8 mask
 SEGMENT_BYTES = 8 * 1024 * 1024
 AVAILABLE = ("raw", "lossless", "fp8", "rotated")  # what this version can write without a fit
-_SPEC_NAME = "codec.json"  # as codec.registry calls it, which needs torch
 _PLAIN = {
     "raw": (0, "the states themselves"),
     "lossless": (0, "the same bits back"),
@@ -66,7 +74,7 @@ def codec_size(name: str, num_taps: int, hidden_size: int, dtype: str = "bfloat1
 
 
 def _fitted_size(setting: str, num_taps: int, hidden_size: int, dtype: str) -> CodecSize:
-    spec = _read_spec(_folder(setting) / _SPEC_NAME)
+    spec = _read_spec(_folder(setting) / SPEC_NAME)
     found, wanted = (spec.num_taps, spec.hidden_size, spec.dtype), (num_taps, hidden_size, dtype)
     if found != wanted:
         raise PlanError(
