@@ -6,17 +6,68 @@ section, never the whole tree. Secrets come from environment variables and are n
 """
 
 import json
+import math
+import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from headrace.errors import ConfigError
 
 MiB = 1024 * 1024
+MAX_SEED = 2**31 - 1  # what every generator takes
+LOWEST_TEMPERATURE = 0.01  # as in vLLM: lower ones end in overflow
+DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
+_MOST_LEVELS = 32  # of a free-form setting
+
+
+def _no_truth(value: Any) -> Any:
+    """Pydantic would read true as 1."""
+    if isinstance(value, bool):
+        raise ValueError("a number is needed")
+    return value
+
+
+def _greedy_or_warm(value: float) -> float:
+    if 0 < value < LOWEST_TEMPERATURE:
+        raise ValueError(f"0 (greedy) or at least {LOWEST_TEMPERATURE} is needed")
+    return value
+
+
+def _plain(value: Any, name: str = "", level: int = 0) -> Any:
+    """Refuse what JSON cannot hold: it is hashed, saved beside every output, and read back."""
+    if level > _MOST_LEVELS:
+        raise ValueError(f"at most {_MOST_LEVELS} levels are needed, one inside the other")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"text is needed as a key, not the {type(key).__name__} {key!r}: quote it")
+            _plain(inner, f"{name}.{key}" if name else key, level + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _plain(inner, name, level + 1)
+    elif value is not None and not isinstance(value, str | int | float):
+        raise ValueError(f"{name} is a {type(value).__name__}: quote it, so that the template is given text")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_no_truth)]
+Float = Annotated[float, BeforeValidator(_no_truth)]
+Beta = Annotated[Float, Field(ge=0, lt=1)]
 
 
 class Strict(BaseModel):
@@ -34,20 +85,29 @@ class TargetConfig(Strict):
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     taps: list[str] | None = Field(None, description="tap names; none means the default rule with num_taps")
-    num_taps: int = Field(5, ge=1, description="how many taps the default rule places")
+    num_taps: Int = Field(5, ge=1, description="how many taps the default rule places")
     chat_template: str | None = Field(None, description="path of a Jinja template that replaces the tokenizer's")
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, name: str) -> str:
+        if not DEVICE.fullmatch(name):
+            raise ValueError("auto, cpu, cuda or cuda:N is needed")
+        return name
 
 
 class PrepareConfig(Strict):
     """From chats to token ids and loss masks."""
 
     data: list[str] = Field(default_factory=lambda: ["demo"], description="JSONL files of chats, or demo")
-    num_demo_prompts: int = Field(480, ge=1, description="how many prompts the demo writes")
-    max_tokens: int = Field(2048, ge=2, description="longer samples are dropped and counted, never cut")
-    min_trained_tokens: int = Field(2, ge=1, description="samples with fewer trained tokens are dropped and counted")
-    heldout_fraction: float = Field(0.1, ge=0, lt=1, description="share of chats held out, chosen by content")
-    template_args: dict[str, Any] = Field(default_factory=dict, description="extra arguments of the chat template")
-    max_samples: int | None = Field(None, ge=1, description="stop after so many chats of `data`")
+    num_demo_prompts: Int = Field(480, ge=1, description="how many prompts the demo writes")
+    max_tokens: Int = Field(2048, ge=2, description="longer samples are dropped and counted, never cut")
+    min_trained_tokens: Int = Field(2, ge=1, description="samples with fewer trained tokens are dropped and counted")
+    heldout_fraction: Float = Field(0.1, ge=0, lt=1, description="share of chats held out, chosen by content")
+    template_args: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(
+        default_factory=dict, description="extra arguments of the chat template"
+    )
+    max_samples: Int | None = Field(None, ge=1, description="stop after so many chats of `data`")
     heldout_data: list[str] = Field(default_factory=list, description="JSONL files of chats that are held out whole")
 
 
@@ -55,25 +115,25 @@ class RegenerateConfig(Strict):
     """Answers written by the target itself."""
 
     enabled: bool = Field(True, description="replace the answers of the data by the target's own")
-    max_new_tokens: int = Field(256, ge=1, description="answers are cut after so many tokens, and counted")
-    temperature: float = Field(0.0, ge=0, description="0 is greedy")
-    top_p: float = Field(1.0, gt=0, le=1, description="nucleus, for temperature > 0")
-    batch_size: int = Field(32, ge=1, description="prompts answered together")
+    max_new_tokens: Int = Field(256, ge=1, description="answers are cut after so many tokens, and counted")
+    temperature: Annotated[Float, AfterValidator(_greedy_or_warm)] = Field(0.0, ge=0, description="0 is greedy")
+    top_p: Float = Field(1.0, ge=0.01, le=1, description="nucleus, for temperature > 0")
+    batch_size: Int = Field(32, ge=1, description="prompts answered together")
     drop_cut: bool = Field(False, description="leave out answers that met the limit")
-    seed: int = Field(0, ge=0, description="seed of sampled answers")
+    seed: Int = Field(0, ge=0, le=MAX_SEED, description="seed of sampled answers")
 
 
 class OrderConfig(Strict):
     """In which order samples are met."""
 
-    seed: int = Field(0, ge=0, description="seed of every epoch's order")
-    window_samples: int = Field(128, ge=1, description="samples shuffled, captured and sharded together")
+    seed: Int = Field(0, ge=0, le=MAX_SEED, description="seed of every epoch's order")
+    window_samples: Int = Field(128, ge=1, description="samples shuffled, captured and sharded together")
 
 
 class CaptureConfig(Strict):
     """How states are made."""
 
-    group_tokens: int = Field(4096, ge=1, description="padded tokens of one forward pass")
+    group_tokens: Int = Field(4096, ge=1, description="padded tokens of one forward pass")
     codec: str = Field(
         "raw", description="raw, lossless, fp8, rotated:BITS, or the folder that headrace codec fit made"
     )
@@ -81,31 +141,31 @@ class CaptureConfig(Strict):
         None, description="dtype of stored states; none means target.dtype, or bfloat16 where that is auto"
     )
     final_state: bool = Field(False, description="store the target's last state too, for train.objective kl or tv")
-    tolerate_failures: float = Field(0.01, ge=0, le=1, description="stop when more than this share of samples fails")
+    tolerate_failures: Float = Field(0.01, ge=0, le=1, description="stop when more than this share of samples fails")
 
 
 class StoreConfig(Strict):
     """When shards are sealed."""
 
-    shard_bytes: int = Field(256 * MiB, gt=0, description="size at which a shard is sealed")
-    shard_seconds: float = Field(60.0, gt=0, description="age at which a shard is sealed")
+    shard_bytes: Int = Field(256 * MiB, gt=0, description="size at which a shard is sealed")
+    shard_seconds: Float = Field(60.0, gt=0, description="age at which a shard is sealed")
 
 
 class DrafterConfig(Strict):
     """Shape of the drafter; what is not given is derived from the target."""
 
-    num_layers: int = Field(2, ge=1, description="decoder layers")
-    block_size: int = Field(8, ge=2, description="tokens of a block, the anchor included")
-    mask_token_id: int | None = Field(
+    num_layers: Int = Field(2, ge=1, description="decoder layers")
+    block_size: Int = Field(8, ge=2, description="tokens of a block, the anchor included")
+    mask_token_id: Int | None = Field(
         None, ge=0, description="explicit mask token; none means the target's own, if any"
     )
-    intermediate_size: int | None = Field(None, ge=1, description="MLP width; none means the target's")
-    num_heads: int | None = Field(None, ge=1, description="none means the target's")
-    num_kv_heads: int | None = Field(None, ge=1, description="none means the target's")
+    intermediate_size: Int | None = Field(None, ge=1, description="MLP width; none means the target's")
+    num_heads: Int | None = Field(None, ge=1, description="none means the target's")
+    num_kv_heads: Int | None = Field(None, ge=1, description="none means the target's")
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(
         None, description="of each layer, first to last; none means full attention everywhere"
     )
-    sliding_window: int | None = Field(
+    sliding_window: Int | None = Field(
         None, ge=1, description="a slot of a sliding layer sees what lies less than so many tokens away"
     )
     features: bool = Field(True, description="false trains the floor: a drafter that sees no target state")
@@ -114,57 +174,59 @@ class DrafterConfig(Strict):
 class TrainConfig(Strict):
     """How the drafter learns."""
 
-    epochs: int = Field(6, ge=1, description="visits of every sample")
-    max_steps: int | None = Field(None, ge=1, description="stop after so many steps")
-    max_seconds: float | None = Field(None, gt=0, description="plan the schedule to end within this time")
-    step_tokens: int = Field(4096, ge=1, description="tokens of one global step")
-    micro_tokens: int = Field(2048, ge=1, description="tokens of one forward pass")
-    anchors: int = Field(64, ge=1, description="blocks drawn from each sample at each visit")
-    draws: int = Field(1, ge=1, description="updates from each record that is read, each with anchors of its own")
-    replay_steps: int = Field(8, ge=1, description="recent steps kept in memory, from which further draws choose")
-    group_blocks: int = Field(64, ge=1, description="blocks run forward and backward together; bounds memory")
+    epochs: Int = Field(6, ge=1, description="visits of every sample")
+    max_steps: Int | None = Field(None, ge=1, description="stop after so many steps")
+    max_seconds: Float | None = Field(None, gt=0, description="plan the schedule to end within this time")
+    step_tokens: Int = Field(4096, ge=1, description="tokens of one global step")
+    micro_tokens: Int = Field(2048, ge=1, description="tokens of one forward pass")
+    anchors: Int = Field(64, ge=1, description="blocks drawn from each sample at each visit")
+    draws: Int = Field(1, ge=1, description="updates from each record that is read, each with anchors of its own")
+    replay_steps: Int = Field(8, ge=1, description="recent steps kept in memory, from which further draws choose")
+    group_blocks: Int = Field(64, ge=1, description="blocks run forward and backward together; bounds memory")
     objective: Literal["ce", "kl", "tv"] = Field(
         "ce", description="ce: the target's tokens; kl, tv: its distributions, which need capture.final_state"
     )
     loss: Literal["decay", "dpace"] = Field("dpace", description="how slots are weighted")
-    gamma: float = Field(4.0, gt=0, description="decay: slot k weighs exp(-(k-1)/gamma)")
-    alpha: float = Field(0.5, ge=0, le=1, description="dpace: smoothing of the drafter's confidence")
+    gamma: Float = Field(4.0, gt=0, description="decay: slot k weighs exp(-(k-1)/gamma)")
+    alpha: Float = Field(0.5, ge=0, le=1, description="dpace: smoothing of the drafter's confidence")
     optimizer: Literal["adamw", "muon"] = Field("adamw", description="muon: Muon for matrices, AdamW for vectors")
-    lr: float = Field(1e-3, gt=0, description="peak learning rate")
-    min_lr_ratio: float = Field(0.02, ge=0, le=1, description="last learning rate as a share of the peak")
-    warmup_ratio: float = Field(0.04, ge=0, lt=1, description="share of steps with a rising rate")
+    lr: Float = Field(1e-3, gt=0, le=10, description="peak learning rate")
+    min_lr_ratio: Float = Field(0.02, ge=0, le=1, description="last learning rate as a share of the peak")
+    warmup_ratio: Float = Field(0.04, ge=0, lt=1, description="share of steps with a rising rate")
     schedule: Literal["cosine", "linear", "wsd"] = Field(
         "cosine", description="how the rate falls; wsd: not before the last decay_ratio of the run"
     )
-    decay_ratio: float = Field(0.2, gt=0, le=1, description="wsd: share of steps with a falling rate")
-    weight_decay: float = Field(0.01, ge=0, description="on matrices only")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's")
-    ema: float = Field(
+    decay_ratio: Float = Field(0.2, gt=0, le=1, description="wsd: share of steps with a falling rate")
+    weight_decay: Float = Field(0.01, ge=0, description="on matrices only")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's")
+    ema: Float = Field(
         0.0, ge=0, lt=1, description="decay of an average of the weights, which is evaluated and exported; 0: none"
     )
-    clip: float = Field(1.0, gt=0, description="largest gradient norm")
+    clip: Float = Field(1.0, gt=0, description="largest gradient norm")
     autocast: bool | None = Field(
         None, description="bfloat16 autocast, weights stay float32; none means where the device is fast in bfloat16"
     )
-    seed: int = Field(0, ge=0, description="weights and anchors")
-    threads: int | None = Field(None, ge=1, description="CPU threads; none means all")
-    eval_every: int = Field(100, ge=1, description="steps between held-out evaluations")
-    eval_samples: int = Field(48, ge=1, description="held-out samples of one evaluation")
-    save_seconds: float = Field(300.0, gt=0, description="time between checkpoints")
-    read_ahead: int = Field(64, ge=1, description="records decoded ahead of the step")
+    seed: Int = Field(0, ge=0, le=MAX_SEED, description="weights and anchors")
+    threads: Int | None = Field(None, ge=1, description="CPU threads; none means all")
+    eval_every: Int = Field(100, ge=1, description="steps between held-out evaluations")
+    eval_samples: Int = Field(48, ge=1, description="held-out samples of one evaluation")
+    save_seconds: Float = Field(300.0, gt=0, description="time between checkpoints")
+    read_ahead: Int = Field(64, ge=1, description="records decoded ahead of the step")
     tensorboard: bool = Field(True, description="write TensorBoard events")
 
 
 class EvaluateConfig(Strict):
     """Lossless speculative decoding, measured."""
 
-    num_prompts: int | None = Field(None, ge=1, description="held-out prompts; none means all")
-    max_new_tokens: int = Field(96, ge=1, description="tokens of each answer")
-    temperature: float = Field(0.0, ge=0, description="0 is greedy, and checked token by token")
+    num_prompts: Int | None = Field(None, ge=1, description="held-out prompts; none means all")
+    max_new_tokens: Int = Field(96, ge=1, description="tokens of each answer")
+    temperature: Annotated[Float, AfterValidator(_greedy_or_warm)] = Field(
+        0.0, ge=0, description="0 is greedy, and checked token by token"
+    )
     dtype: Literal["bfloat16", "float32"] = Field("float32", description="identity is promised in float32")
-    tie_gap: float = Field(1e-4, gt=0, description="top-2 logit gap up to which a first divergence counts as a tie")
-    lookup_ngram: int = Field(3, ge=1, description="longest n-gram of the prompt-lookup floor")
-    seed: int = Field(0, ge=0, description="sampling")
+    tie_gap: Float = Field(1e-4, gt=0, description="top-2 logit gap up to which a first divergence counts as a tie")
+    lookup_ngram: Int = Field(3, ge=1, description="longest n-gram of the prompt-lookup floor")
+    seed: Int = Field(0, ge=0, le=MAX_SEED, description="sampling")
 
 
 class RunFile(Strict):
@@ -210,13 +272,13 @@ class Resolved:
         """The whole tree as YAML; each leaf carries its origin as a comment. Reads back as a run file."""
         lines: list[str] = []
         section = ""
-        for path, value in leaves(self.run.model_dump(mode="json")):
+        for path, value in leaves(self.run.model_dump()):
             head, _, key = path.rpartition(".")
             if head != section:
                 lines.append(f"{head}:")
                 section = head
             indent = "  " if head else ""
-            lines.append(f"{indent}{key or path}: {json.dumps(value, ensure_ascii=False)}  # {self.origins[path]}")
+            lines.append(f"{indent}{key or path}: {_flow(value)}  # {self.origins[path]}")
         return "\n".join(lines) + "\n"
 
     def save(self, folder: Path) -> Path:
@@ -244,19 +306,7 @@ def load_run_file(path: Path | None, flags: Sequence[str] = ()) -> Resolved:
 
     Raises: ConfigError for a missing file, broken YAML, unknown keys and values of the wrong kind, each by its path.
     """
-    tree: dict[str, Any] = {}
-    if path is not None:
-        try:
-            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError("a readable run file", f"{path}: {exc}", "check the path") from exc
-        except yaml.YAMLError as exc:
-            raise ConfigError("YAML", f"{path}: {exc}", "mend the line it names") from exc
-        if loaded is not None and not isinstance(loaded, dict):
-            raise ConfigError(
-                "sections and settings", f"{path} holds a {type(loaded).__name__}", "see docs/run-file.md"
-            )
-        tree = loaded or {}
+    tree = {} if path is None else _read_tree(path)
     from_file = {p for p, _ in leaves(tree)}
     from_flag = set()
     for flag in flags:
@@ -267,12 +317,74 @@ def load_run_file(path: Path | None, flags: Sequence[str] = ()) -> Resolved:
         raise ConfigError(
             "settings that headrace knows", _explain(exc), "docs/run-file.md lists every setting"
         ) from exc
+    _check_text(run)
     # A flag may reach inside a free-form setting: prepare.template_args.enable_thinking=false.
     by_flag = {p for p, _ in leaves(run.model_dump()) if any(f == p or f.startswith(p + ".") for f in from_flag)}
     origins = {
         p: "flag" if p in by_flag else "file" if p in from_file else "default" for p, _ in leaves(run.model_dump())
     }
     return Resolved(run, origins)
+
+
+def _read_tree(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError("a readable run file", f"{path}: {exc}", "check the path") from exc
+    loaded = _read_yaml(text, "YAML, each key once", f"{path}: ", "mend the line it names")
+    if loaded is not None and not isinstance(loaded, dict):
+        raise ConfigError("sections and settings", f"{path} holds a {type(loaded).__name__}", "see docs/run-file.md")
+    return loaded or {}
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which a key stands once: of two, PyYAML would drop the first without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """A mapping as it is written, before merge keys add others."""
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            name = (key.tag, key.value)
+            if name in lines:
+                again = f"the key {key.value!r} again, first on line {lines[name]}"
+                raise yaml.MarkedYAMLError(problem=again, problem_mark=key.start_mark)
+            lines[name] = key.start_mark.line + 1
+        return node
+
+
+def _read_yaml(text: str, expected: str, place: str, hint: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    # PyYAML lets through what the constructors of dates and tagged numbers raise.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as exc:
+        raise ConfigError(expected, f"{place}{exc}", hint) from exc
+    except RecursionError as exc:
+        raise ConfigError(expected, f"{place}too many levels, one inside the other", hint) from exc
+
+
+def _flow(value: Any) -> str:
+    """One line of YAML that reads back as the same value; JSON's floats and some of its texts would not."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_flow(key)}: {_flow(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, str | float):
+        style = '"' if isinstance(value, str) else None
+        written: str = yaml.safe_dump(value, default_style=style, width=math.inf, allow_unicode=True)
+        return written.partition("\n")[0]  # behind it may stand a line that ends the document
+    return json.dumps(value)
+
+
+def _check_text(run: RunFile) -> None:
+    """Refuse half of a surrogate pair, which no file can hold; YAML's escapes and shells can write one."""
+    try:
+        json.dumps(run.model_dump(), ensure_ascii=False).encode()
+    except UnicodeEncodeError as exc:
+        broken = exc.object[max(exc.start - 20, 0) : exc.end]
+        raise ConfigError("text that UTF-8 can hold", ascii(broken), "write the whole character") from exc
 
 
 def _apply_flag(tree: dict[str, Any], flag: str) -> str:
@@ -300,18 +412,20 @@ def _number_or_yaml(text: str) -> Any:
         return float(text)
     except ValueError:
         pass
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as exc:
-        raise ConfigError("a YAML value", repr(text), "quote it for your shell") from exc
+    return _read_yaml(text, "a YAML value", f"{text!r}: ", "quote it for your shell")
 
 
 def _explain(error: ValidationError) -> str:
     parts = []
     for item in error.errors():
-        path = ".".join(str(p) for p in item["loc"]) or "the run file"
-        known = item["type"] != "extra_forbidden"
-        parts.append(f"{path}: {item['msg']} (found {item['input']!r})" if known else f"{path}: unknown key")
+        path = ".".join(str(p) for p in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            parts.append(f"{path}: unknown key")
+        elif path:
+            parts.append(f"{path}: {message} (found {reprlib.repr(item['input'])})")
+        else:  # a rule over several settings: it says itself what it found, its input is the whole run file
+            parts.append(message)
     return "; ".join(parts)
 
 

@@ -93,6 +93,35 @@ def test_done_answers_are_kept(cfg: RunFile, folder: RunFolder, target: Transfor
     assert regenerate(cfg, folder, Deaf(), Silent()) == first
 
 
+@pytest.mark.parametrize("change", ["cut", "surplus", "torn", "absent"])
+def test_done_answers_with_lines_missing_or_surplus_are_refused(
+    cfg: RunFile, folder: RunFolder, target: TransformersTarget, change: str
+) -> None:
+    regenerate(cfg, folder, target, Silent())
+    path = folder.answers / ANSWERS
+    lines = path.read_bytes().splitlines(keepends=True)
+    num = len(LENGTHS)
+    content = {"cut": lines[:-2], "surplus": [*lines, lines[0]], "torn": [*lines[:-1], lines[-1][:9]]}
+    found = {"cut": num - 2, "surplus": num + 1, "torn": num - 1, "absent": 0}[change]
+    if change == "absent":
+        path.unlink()
+    else:
+        path.write_bytes(b"".join(content[change]))
+    with pytest.raises(CaptureError, match=rf"{num} lines in .*answers\.jsonl, found {found}"):
+        regenerate(cfg, folder, target, Silent())
+
+
+def test_a_line_that_stands_twice_is_refused_before_the_stage_is_done(
+    cfg: RunFile, folder: RunFolder, target: TransformersTarget
+) -> None:
+    regenerate(cfg, folder, target, Silent())
+    path = folder.answers / ANSWERS
+    path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(keepends=True)[0])
+    _unfinish(folder)
+    with pytest.raises(CaptureError, match=f"found {len(LENGTHS) + 1}"):
+        regenerate(cfg, folder, target, Silent())
+
+
 def test_other_settings_are_refused_and_named(cfg: RunFile, folder: RunFolder, target: TransformersTarget) -> None:
     regenerate(cfg, folder, target, Silent())
     longer = cfg.model_copy(update={"regenerate": cfg.regenerate.model_copy(update={"max_new_tokens": 7})})
@@ -102,11 +131,12 @@ def test_other_settings_are_refused_and_named(cfg: RunFile, folder: RunFolder, t
     regenerate(drop, folder, target, Silent())
 
 
-def test_a_damaged_line_is_named(cfg: RunFile, folder: RunFolder, target: TransformersTarget) -> None:
+@pytest.mark.parametrize("line", [b"{half\n", b"[]\n", b"{}\n", b"\xff\n", b"[" * 5000 + b"\n"])
+def test_a_damaged_line_is_named(cfg: RunFile, folder: RunFolder, target: TransformersTarget, line: bytes) -> None:
     regenerate(cfg, folder, target, Silent())
     path = folder.answers / ANSWERS
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([lines[0], b"{half\n", *lines[2:]]))
+    path.write_bytes(b"".join([lines[0], line, *lines[2:]]))
     _unfinish(folder)
     with pytest.raises(CaptureError, match=r"answers\.jsonl:2"):
         regenerate(cfg, folder, target, Silent())

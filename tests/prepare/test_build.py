@@ -1,16 +1,18 @@
 """From chats, or from the target's answers, to the sets that later stages read."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from transformers import LlamaConfig
 
 from headrace.config import RunFile, RunFolder, load_run_file
 from headrace.errors import ConfigError, PrepareError
 from headrace.prepare.build import build_prepared, build_prompts, held_out
-from headrace.prepare.chats import Chat
-from headrace.prepare.prepared import PreparedSet
+from headrace.prepare.prepared import Draft, PreparedSet
 from headrace.progress import Silent
 from tests.prepare.tiny import BOS, NEEDS_A_USER, PLAIN, THINKS_IN_THE_LAST_TURN, WORDS, tokenizer
 
@@ -31,6 +33,9 @@ class Bench:
     def write(self, *rows: object) -> None:
         self.path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
+    def has_positions(self, number: int) -> None:
+        LlamaConfig(max_position_embeddings=number).save_pretrained(self.model)
+
     def build(self, **prepare: Any) -> tuple[dict[str, Any], PreparedSet]:
         summary = build_prepared(self.cfg(**prepare), self.folder, self.model, Silent())
         return summary, PreparedSet.open(self.folder.prepared)
@@ -49,6 +54,40 @@ def test_what_is_dropped_is_counted_by_reason(tmp_path: Path) -> None:
     summary, prepared = bench.build(max_tokens=30)
     assert prepared.num_samples == 1
     assert summary["dropped"] == {"duplicate": 1, "empty_answer": 2, "no_assistant_turn": 1, "too_long": 1}
+
+
+def test_what_the_target_has_no_positions_for_is_dropped_and_counted(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.has_positions(17)  # a prompt of 9, an answer of 7, its end
+    bench.write(qa("hi", "yes"), qa("hi", "cat " * 7), qa("hi", "cat " * 8), qa("hi", "cat " * 50))
+    summary, prepared = bench.build(max_tokens=40)
+    assert summary["dropped"] == {"beyond_target_positions": 1, "too_long": 1}
+    assert prepared.lengths.max() == 17
+
+
+def test_a_prompt_leaves_room_for_its_answer_or_is_dropped(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.has_positions(21)
+    bench.write(qa("hi", "yes"), qa("hi hi hi", "yes"))
+    cfg = load_run_file(None, [f"prepare.data=[{bench.path}]", "regenerate.max_new_tokens=12"]).run
+    summary = build_prompts(cfg, bench.folder, bench.model, Silent())
+    assert PreparedSet.open(bench.folder.prompts).lengths.tolist() == [9]
+    assert summary["dropped"] == {"beyond_target_positions": 1}
+    longer = load_run_file(None, [f"prepare.data=[{bench.path}]", "regenerate.max_new_tokens=13"]).run
+    with pytest.raises(ConfigError, match=r"same regenerate\.max_new_tokens"):
+        build_prompts(longer, bench.folder, bench.model, Silent())
+    with pytest.raises(PrepareError, match="9 tokens where there is room for 8"):
+        build_prompts(longer, RunFolder(tmp_path / "other"), bench.model, Silent())
+
+
+def test_another_number_of_positions_is_another_set(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.has_positions(40)
+    bench.write(qa("hi", "yes"))
+    bench.build()
+    bench.has_positions(41)
+    with pytest.raises(ConfigError, match="same target positions"):
+        bench.build()
 
 
 def test_a_one_token_answer_is_dropped_only_when_asked(tmp_path: Path) -> None:
@@ -71,11 +110,21 @@ def test_trained_tokens_are_the_assistants_alone(tmp_path: Path) -> None:
 
 def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    for content in ("", '{"prompt": "hi", "response": "yes"}\n{"prompt"', '{"prompt": "hi"}\n'):
+    whole = b'{"prompt": "hi", "response": "yes"}\n'
+    for last in (
+        b'{"prompt"', b'{"prompt": "\\ud83d", "response": "yes"}', b'{"prompt": "\xff"}', b"[" * 5000,
+        b'{"prompt": "hi", "response": "yes", "source": "\\ud83d"}', b'{"messages": [{"role": ["user"]}]}',
+    ):  # fmt: skip
+        bench.path.write_bytes(whole + last)
+        for build in (build_prepared, build_prompts):
+            with pytest.raises(PrepareError, match=r"chats\.jsonl:2"):
+                build(bench.cfg(), bench.folder, bench.model, Silent())
+        assert not bench.folder.root.exists()
+    for content in ("", '{"prompt": "hi"}\n'):
         bench.path.write_text(content)
         with pytest.raises(PrepareError):
             bench.build()
-        assert not bench.folder.prepared.exists()
+        assert not bench.folder.root.exists()
     bench.path.unlink()
     with pytest.raises(PrepareError):
         bench.build()
@@ -138,7 +187,7 @@ def test_a_prompt_of_the_held_out_file_is_not_trained_on(tmp_path: Path) -> None
     test = tmp_path / "test.jsonl"
     test.write_text(json.dumps(qa("me", "the cat")) + "\n")
     summary, prepared = bench.build(heldout_data=[str(test)], heldout_fraction=0.0)
-    assert summary["dropped"] == {"also_in_heldout_data": 1}
+    assert summary["dropped"] == {"prompt_held_out": 1}
     assert prepared.heldout.tolist() == [False, True]
 
 
@@ -149,6 +198,32 @@ def test_the_same_inputs_are_not_prepared_again(tmp_path: Path) -> None:
     before = (bench.folder.prepared / "samples.arrow").stat().st_mtime_ns
     bench.build()
     assert (bench.folder.prepared / "samples.arrow").stat().st_mtime_ns == before
+
+
+def test_a_moved_project_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path)
+    bench.write(qa("hi", "yes"))
+    (tmp_path / "test.jsonl").write_text(json.dumps(qa("me", "the cat")) + "\n")
+    fingerprints = set()
+    elsewhere = Path(os.path.relpath(tmp_path, tmp_path.parent))
+    for folder, start in (
+        (tmp_path, "."),
+        (Path("."), tmp_path),
+        (Path("./."), tmp_path),
+        (elsewhere, tmp_path.parent),
+    ):
+        monkeypatch.chdir(start)
+        data, test = f"{folder}/chats.jsonl", f"{folder}/test.jsonl"
+        fingerprints.add(bench.build(data=[data], heldout_data=[test])[1].fingerprint)
+    assert len(fingerprints) == 1
+
+
+def test_a_template_argument_that_is_not_a_number_is_the_same_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.write(qa("hi", "yes"))
+    for _ in range(2):
+        cfg = load_run_file(None, [f"prepare.data=[{bench.path}]", "prepare.template_args={a: .nan}"]).run
+        build_prepared(cfg, bench.folder, bench.model, Silent())
 
 
 @pytest.mark.parametrize("change", ["template", "data", "options", "tokenizer"])
@@ -184,18 +259,67 @@ def test_changed_demo_prompts_never_meet_old_output(tmp_path: Path, monkeypatch:
         build_prompts(cfg, bench.folder, bench.model, Silent())
 
 
-def test_what_is_held_out_depends_on_the_prompt_alone() -> None:
-    def chat(prompt: str, answer: str | None) -> Chat:
-        turns = [{"role": "user", "content": prompt}]
-        if answer is not None:
-            turns.append({"role": "assistant", "content": answer})
-        return Chat(tuple(turns), "s", "p")
+def test_what_is_held_out_depends_on_the_prompts_ids_alone() -> None:
+    def draft(prompt: int, answer: list[int], source: str) -> Draft:
+        ids = np.array([7, prompt, *answer], dtype=np.int32)
+        return Draft(b"", ids, (np.arange(len(ids)) >= 2).astype(np.uint8), source, heldout=False)
 
-    prompts = [f"prompt {i}" for i in range(400)]
-    held = [held_out(chat(p, None), 0.2) for p in prompts]
-    assert held == [held_out(chat(p, "any answer"), 0.2) for p in prompts]
+    held = [held_out(draft(i, [], "a"), 0.2) for i in range(400)]
+    assert held == [held_out(draft(i, [i, 2], "b"), 0.2) for i in range(400)]
     assert 50 < sum(held) < 110
-    assert not any(held_out(chat(p, None), 0.0) for p in prompts)
+    assert not any(held_out(draft(i, [], "a"), 0.0) for i in range(400))
+
+
+@pytest.mark.parametrize("space", ["hi {}  you", " hi {} you", "hi {} you "])
+def test_prompts_of_equal_ids_are_on_the_same_side(tmp_path: Path, space: str) -> None:
+    bench = Bench(tmp_path)
+    bench.write(
+        *(qa(text.format(word), answer) for word in WORDS for text, answer in (("hi {} you", "no"), (space, "ok")))
+    )
+    _, prepared = bench.build(heldout_fraction=0.3)
+    sides: dict[bytes, set[bool]] = {}
+    for row in range(prepared.num_samples):
+        prompt = prepared.sample(row).input_ids[: prepared.prompt_tokens[row]].tobytes()
+        sides.setdefault(prompt, set()).add(bool(prepared.heldout[row]))
+    assert len(sides) == len(WORDS) < prepared.num_samples
+    assert all(len(side) == 1 for side in sides.values())
+    assert {True, False} == set(prepared.heldout.tolist())
+
+
+def test_a_training_prompt_with_the_ids_of_a_held_out_one_is_dropped(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.write(qa("hi", "yes"), qa("me  cat ", "dog"))
+    test = tmp_path / "test.jsonl"
+    test.write_text(json.dumps(qa("me cat", "the cat")) + "\n")
+    summary, prepared = bench.build(heldout_data=[str(test)], heldout_fraction=0.0)
+    assert summary["dropped"] == {"prompt_held_out": 1}
+    assert prepared.heldout.tolist() == [False, True]
+    cfg = bench.cfg(heldout_data=[str(test)], heldout_fraction=0.0)
+    summary = build_prompts(cfg, bench.folder, bench.model, Silent())
+    assert summary["dropped"] == {"prompt_held_out": 1}
+    assert PreparedSet.open(bench.folder.prompts).heldout.tolist() == [False, True]
+
+
+def test_a_held_out_prompt_without_an_answer_is_not_trained_on(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.write(qa("hi", "yes"), qa("me cat", "dog"))
+    test = tmp_path / "test.jsonl"
+    test.write_text('{"prompt": "me cat"}\n')
+    summary, prepared = bench.build(heldout_data=[str(test)], heldout_fraction=0.0)
+    assert summary["dropped"] == {"no_assistant_turn": 1, "prompt_held_out": 1}
+    assert prepared.heldout.tolist() == [False]
+
+
+def test_a_later_turn_that_equals_a_held_out_prompt_is_dropped(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, THINKS_IN_THE_LAST_TURN)
+    turns = [("user", "hi"), ("assistant", "<think> a </think>"), ("user", "ok"), ("assistant", "no")]
+    bench.write({"messages": [{"role": role, "content": content} for role, content in turns]})
+    test = tmp_path / "test.jsonl"
+    turns[1] = ("assistant", "")
+    test.write_text(json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]}) + "\n")
+    summary, prepared = bench.build(heldout_data=[str(test)], heldout_fraction=0.0)
+    assert summary["dropped"] == {"prompt_held_out": 1}
+    assert prepared.heldout.tolist() == [False, True]
 
 
 def test_a_held_out_file_is_held_out_whole(tmp_path: Path) -> None:
@@ -250,11 +374,11 @@ def test_an_answer_without_a_prompt_would_train_every_token_and_is_refused(tmp_p
         build_prepared(bench.cfg(), bench.folder, bench.model, Silent(), answers=path)
 
 
-@pytest.mark.parametrize("line", ['{"row": 3, "pro', '{"row": 3}', "[]"])
-def test_a_broken_answer_is_named_and_leaves_nothing_behind(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize("line", [b'{"row": 3, "pro', b'{"row": 3}', b"[]", b'{"row": "\xff"}', b"[" * 5000])
+def test_a_broken_answer_is_named_and_leaves_nothing_behind(tmp_path: Path, line: bytes) -> None:
     bench = Bench(tmp_path)
     path = answers(tmp_path / "answers.jsonl", ([1, 7], [8, 9, 2], "stop"))
-    with path.open("a") as out:
+    with path.open("ab") as out:
         out.write(line)
     with pytest.raises(PrepareError, match=r"answers\.jsonl:2"):
         build_prepared(bench.cfg(), bench.folder, bench.model, Silent(), answers=path)

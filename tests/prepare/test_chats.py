@@ -8,6 +8,10 @@ import pytest
 from headrace.errors import PrepareError
 from headrace.prepare.chats import read_chats, written
 
+NESTED: list[object] = []
+for _ in range(200):
+    NESTED = [NESTED]
+
 
 def read(tmp_path: Path, *lines: object) -> list[tuple[str, ...]]:
     path = tmp_path / "chats.jsonl"
@@ -37,6 +41,14 @@ def test_blank_lines_are_passed_over(tmp_path: Path) -> None:
         ({"messages": []}, r"keys \['messages'\]"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "'wizard'"),
         ({"messages": ["hi"]}, "'hi'"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, r"chats\.jsonl:2: \['user'\]"),
+        ({"messages": [{"role": {}, "content": "x"}]}, r"chats\.jsonl:2: \{\}"),
+        ({"messages": [{"content": "x"}]}, r"chats\.jsonl:2: None"),
+        ({"prompt": "\ud83d"}, r"chats\.jsonl:2: .*surrogates"),
+        ({"prompt": "hi", "source": "\ud83d"}, r"chats\.jsonl:2: .*surrogates"),
+        ({"messages": [{"role": "user", "content": "x", "\udc00": 1}]}, r"chats\.jsonl:2: .*surrogates"),
+        ("[" * 5000, r"chats\.jsonl:2: .*recursion"),
+        ({"prompt": "hi", "more": NESTED}, r"chats\.jsonl:2: more than 64 levels"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "list"),
     ],
 )
@@ -53,6 +65,19 @@ def test_no_file_an_empty_file_and_other_encodings_are_errors(tmp_path: Path) ->
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "caf\xe9"}\n')
     with pytest.raises(PrepareError, match="UTF-8"):
         list(read_chats([str(tmp_path / "latin.jsonl")], 0))
+
+
+def test_bytes_that_are_not_utf8_are_named_by_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_bytes(b'{"prompt": "hi"}\n' * 3000 + b'{"prompt": "caf\xe9"}\n' + b'{"prompt": "hi"}\n' * 3000)
+    with pytest.raises(PrepareError, match=r"UTF-8 text, found .*chats\.jsonl:3001: "):
+        list(read_chats([str(path)], 0))
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "hi"}\r\n{"prompt": "you \xf0\x9f\x98\x80"}\r\n')
+    assert [chat.messages[0]["content"] for chat in read_chats([str(path)], 0)] == ["hi", "you 😀"]
 
 
 def test_the_demo_stands_for_its_prompts() -> None:

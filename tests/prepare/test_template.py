@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import PrepareError
-from headrace.prepare.template import ChatTemplate, TemplateRefused, load_tokenizer, template_hash, tokenizer_hash
+from headrace.prepare.template import ChatTemplate, TemplateRefused, read_template, template_hash, tokenizer_hash
 from tests.prepare.tiny import BOS, NEEDS_A_USER, PLAIN, chat, tokenizer
 
 
@@ -41,15 +41,20 @@ def test_template_arguments_reach_the_template() -> None:
     assert made.convert_ids_to_tokens(ids)[-1] == "cat"
 
 
-def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(PrepareError, match="a tokenizer in"):
-        load_tokenizer(tmp_path)
-
-
 def test_a_missing_template_file_is_an_error(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     with pytest.raises(PrepareError, match="a template file"):
         ChatTemplate.of(tmp_path, str(tmp_path / "none.jinja"), {})
+
+
+@pytest.mark.parametrize(("content", "found"), [(b"\xff\xfe", "utf-8"), (b" \n", "is blank")])
+def test_a_template_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes, found: str) -> None:
+    path = tmp_path / "odd.jinja"
+    path.write_bytes(content)
+    with pytest.raises(PrepareError, match=rf"odd\.jinja.*{found}"):
+        read_template(str(path))
+    with pytest.raises(PrepareError, match=r"none\.jinja"):
+        read_template(str(tmp_path / "none.jinja"))
 
 
 def test_special_tokens_may_end_a_turn_and_words_may_not() -> None:
@@ -62,6 +67,12 @@ def test_special_tokens_may_end_a_turn_and_words_may_not() -> None:
 def test_a_template_that_raises_is_told_by_its_message() -> None:
     with pytest.raises(TemplateRefused, match="a user must speak first"):
         ChatTemplate(tokenizer(NEEDS_A_USER)).ids(chat("system: ok"), prompt=True)
+
+
+@pytest.mark.parametrize("expression", ["1 // 0", "messages[0]['content'].split('')", "'%d' % 'x'"])
+def test_what_an_expression_raises_is_the_chats_refusal(expression: str) -> None:
+    with pytest.raises(TemplateRefused):
+        ChatTemplate(tokenizer("{{ " + expression + " }}" + PLAIN)).ids(chat("user: hi"), prompt=True)
 
 
 def test_thinking_marks_are_known_where_they_are_tokens() -> None:

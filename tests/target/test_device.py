@@ -14,10 +14,18 @@ def test_auto_is_a_gpu_where_there_is_one() -> None:
     assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.parametrize("name", ["gpu", "cpu:x", ""])
+@pytest.mark.parametrize("name", ["gpu", "cpu:x", "cpu:0", "", "meta", "mps", "xla", "cuda:", "cuda:-1", "cuda:x"])
 def test_an_unknown_name_is_refused(name: str) -> None:
     with pytest.raises(TargetError, match=r"target\.device"):
         choose_device(name)
+
+
+def test_a_gpu_beyond_those_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device.torch.cuda, "device_count", lambda: 2)
+    assert choose_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(TargetError, match="cuda:2, found 2 that PyTorch sees"):
+        choose_device("cuda:2")
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,13 @@ def test_another_size_than_the_config_says_is_refused(folders: dict[str, Path]) 
         load_head(folders["llama"], config)
 
 
+def test_a_norm_of_another_size_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    tensors = load_file(folders["llama"] / "model.safetensors")
+    save_file(tensors | {"model.norm.weight": torch.ones(31)}, tmp_path / "model.safetensors")
+    with pytest.raises(TargetError, match=r"norm \[32\] as .*config\.json says, found \[31\]"):
+        load_head(tmp_path, AutoConfig.from_pretrained(folders["llama"]))
+
+
 def test_a_head_moves_whole_and_stays_tied(folders: dict[str, Path]) -> None:
     config = AutoConfig.from_pretrained(folders["llama"])
     moved = load_head(folders["llama"], config).to("cpu", torch.bfloat16)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace.config import TargetConfig
-from headrace.errors import TargetError
+from headrace.errors import PrepareError, TargetError
 from headrace.taps import EMBEDDING, FINAL_POST_NORM, FINAL_PRE_NORM, Tap, to_transformers
 from headrace.target.transformers_target import TransformersTarget, load_target, target_folder
 from headrace.testing.tiny_target import tiny_model
@@ -155,7 +155,7 @@ def test_an_unknown_architecture_is_a_clear_error(folders: dict[str, Path], tmp_
     folder = broken(folders["llama"], tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "watermill"}))
-    with pytest.raises(TargetError, match="causal language model that transformers"):
+    with pytest.raises(TargetError, match=r"a config in .*config\.json that transformers knows"):
         load_target(TargetConfig(model=str(folder)))
 
 
@@ -181,8 +181,68 @@ def test_a_folder_without_tokenizer_is_a_clear_error(folders: dict[str, Path], t
 def test_no_such_folder_and_no_such_device_are_clear_errors(folders: dict[str, Path]) -> None:
     with pytest.raises(TargetError, match="a model folder"):
         target_folder("/no/such/model")
+    with pytest.raises(TargetError, match="a model folder, found a file"):
+        target_folder(str(folders["llama"] / "config.json"))
+    with pytest.raises(TargetError, match="a model folder"):
+        target_folder("~nobody-of-this-name/model")
+    odd = TargetConfig(model=str(folders["llama"])).model_copy(update={"device": "water"})
     with pytest.raises(TargetError, match="auto, cpu, cuda"):
-        load_target(TargetConfig(model=str(folders["llama"]), device="water"))
+        load_target(odd)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff"], ids=repr)
+def test_a_broken_file_is_named(folders: dict[str, Path], tmp_path: Path, name: str, content: bytes) -> None:
+    folder = broken(folders["llama"], tmp_path)
+    (folder / name).write_bytes(content)
+    with pytest.raises(TargetError, match=rf"broken/{name}"):
+        load_target(TargetConfig(model=str(folder)))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-sharded"])
+def test_weights_that_are_cut_off_are_named(folders: dict[str, Path], tmp_path: Path, name: str) -> None:
+    folder = broken(folders[name], tmp_path)
+    path = sorted(folder.glob("*.safetensors"))[0]
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(TargetError, match=path.name):
+        load_target(TargetConfig(model=str(folder)))
+
+
+@pytest.mark.parametrize("values", [{"hidden_size": "a"}, {"num_attention_heads": 0}, {"hidden_act": "odd"},
+                                    {"quantization_config": {"quant_method": "awq"}}, {"hidden_size": 64},
+                                    {"model_type": None}])  # fmt: skip
+def test_a_config_that_does_not_fit_is_named(
+    folders: dict[str, Path], tmp_path: Path, values: dict[str, object]
+) -> None:
+    folder = broken(folders["llama"], tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+    with pytest.raises(TargetError, match=r"broken/config\.json"):
+        load_target(TargetConfig(model=str(folder), dtype="float32"))
+
+
+def test_a_tensor_of_another_shape_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = broken(folders["llama"], tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+    with pytest.raises(TargetError, match=r"1 missing or of another shape: .*model\.embed_tokens\.weight"):
+        load_target(TargetConfig(model=str(folder), dtype="float32"))
+
+
+def test_a_folder_that_is_no_models_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=rf"no {tmp_path}/config\.json"):
+        target_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [None, b"\xff", b""])
+def test_a_template_that_cannot_be_read_is_named(
+    folders: dict[str, Path], tmp_path: Path, content: bytes | None
+) -> None:
+    path = tmp_path / "odd.jinja"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(PrepareError, match=r"odd\.jinja"):
+        load_target(TargetConfig(model=str(folders["llama"]), chat_template=str(path)))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

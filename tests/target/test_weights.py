@@ -42,6 +42,36 @@ def test_a_damaged_file_and_a_damaged_index_are_named(tmp_path: Path) -> None:
         weight_files(tmp_path)
 
 
+@pytest.mark.parametrize("index", ["[]", "{", '{"weight_map": []}', '{"weight_map": {"a": 5}}', "null"])
+def test_a_broken_index_is_named(tmp_path: Path, index: str) -> None:
+    (tmp_path / INDEX).write_text(index)
+    with pytest.raises(TargetError, match=INDEX):
+        weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("left", [0, 5, 100, -10])
+def test_a_file_that_is_cut_off_is_named(folders: dict[str, Path], tmp_path: Path, left: int) -> None:
+    content = (folders["llama"] / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(content[:left])
+    with pytest.raises(TargetError, match=rf"{tmp_path}/model\.safetensors"):
+        Weights(tmp_path)
+
+
+def test_a_file_that_breaks_after_it_was_opened_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes((folders["llama"] / "model.safetensors").read_bytes())
+    weights = Weights(tmp_path)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(TargetError, match=r"model\.safetensors"):
+        weights.read(["model.norm.weight"], "norm")
+
+
+def test_a_folder_named_like_weights_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(TargetError, match=r"model\.safetensors"):
+        weights_hash(tmp_path)
+
+
 def test_a_folder_that_is_not_there_has_no_weights(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="no such folder"):
         weight_files(tmp_path / "absent")

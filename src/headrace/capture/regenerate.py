@@ -30,18 +30,22 @@ def regenerate(cfg: RunFile, folder: RunFolder, target: Target, progress: Progre
     """Answer every prompt once; goes on where an earlier run stopped.
 
     Returns: num_answers, stopped, cut (at max_new_tokens), answer_tokens, seconds, tokens_s of this process.
-    Raises: ConfigError when the answers folder was made from other inputs; CaptureError for a damaged line.
+    Raises: ConfigError when the answers folder was made from other inputs; CaptureError for a damaged line, and for
+    lines that are missing or surplus.
     """
     prompts = PreparedSet.open(folder.prompts)
     stage = Stage(folder.answers, "regenerate", _identity(cfg, prompts, target))
+    path = folder.answers / ANSWERS
     if stage.state() == "done":
+        summary = stage.summary()
+        _check_lines(path, summary["num_answers"])
         progress.note("answers: done before, kept")
-        return stage.summary()
+        return summary
     if stage.state() == "new":
         stage.begin()
-    path = folder.answers / ANSWERS
     written = _write_missing(cfg, prompts, target, path, progress)
     summary = {**_counts(read_answers(path)), **written}
+    _check_lines(path, prompts.num_samples)
     stage.finish(summary)
     if summary["cut"]:
         progress.note(f"{summary['cut']} of {summary['num_answers']} answers met max_new_tokens and were cut")
@@ -68,13 +72,27 @@ def read_answers(path: Path) -> Iterator[dict[str, Any]]:
             yield _parse(path, number, line)
 
 
+def _check_lines(path: Path, expected: int) -> None:
+    """A torn last line is no line here."""
+    found = 0
+    if path.exists():
+        with open(path, "rb") as source:
+            found = sum(line.endswith(b"\n") for line in source)
+    if found != expected:
+        raise CaptureError(
+            f"{expected} lines in {path}", str(found), f"restore the file, or remove {path.parent} to answer again"
+        )
+
+
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row: dict[str, Any] = json.loads(line)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise CaptureError(
             "a JSON object on each line", f"{path}:{number}: {exc}", "remove the line and go on"
         ) from exc
+    if not isinstance(row, dict) or not isinstance(row.get("row"), int):
+        raise CaptureError("an answer with its row on each line", f"{path}:{number}", "remove the line and go on")
     return row
 
 

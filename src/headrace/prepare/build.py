@@ -6,7 +6,9 @@ tokenizer, template and options; counts of what was dropped, by reason; the trai
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,24 @@ from headrace.files import Stage
 from headrace.prepare.chats import Chat, read_chats, written
 from headrace.prepare.demo import demo_prompts
 from headrace.prepare.mask import BoundaryUnclear, Masked, masked_samples
+from headrace.prepare.model_files import max_positions
 from headrace.prepare.prepared import Draft, write_prepared
 from headrace.prepare.template import ChatTemplate, TemplateRefused, tokenizer_hash
 from headrace.progress import Progress
 from headrace.record import digest, sample_id
 
+BEYOND_POSITIONS = "beyond_target_positions"
+PROMPT_HELD_OUT = "prompt_held_out"
+
 
 class Tally:
     """What became of each chat: dropped by reason, and tokens by who wrote them."""
 
-    def __init__(self) -> None:
+    def __init__(self, cfg: PrepareConfig, needs_training: bool, room: int | None) -> None:
+        """Args: needs_training: False for prompts. room: tokens the target has positions for, None if unknown."""
+        self._cfg = cfg
+        self._needs_training = needs_training
+        self._room = room
         self.dropped: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
         self.tokens = self.trained = 0
@@ -45,28 +55,45 @@ class Tally:
         shown = {reason: f" ({example})" for reason, example in self.examples.items()}
         return [f"{number} as {reason}{shown.get(reason, '')}" for reason, number in sorted(self.dropped.items())]
 
-    def keep(self, draft: Draft, cfg: PrepareConfig, needs_training: bool) -> bool:
-        """Decide on one sample and count it; `needs_training` is False for prompts."""
-        reason = self._reason(draft, cfg, needs_training)
+    def keep(self, draft: Draft, heldout_prompts: Set[bytes]) -> bool:
+        """Decide on one sample and count it; no prompt that is held out is trained on."""
+        reason = self._reason(draft, heldout_prompts)
         if reason:
-            self.drop(reason)
+            sizes = f"{len(draft.input_ids)} tokens where there is room for {self._room}"
+            self.drop(reason, sizes if reason == BEYOND_POSITIONS else "")
             return False
         self._seen.add(draft.id)
         self.tokens += len(draft.input_ids)
         self.trained += int(draft.loss_mask.sum())
         return True
 
-    def _reason(self, draft: Draft, cfg: PrepareConfig, needs_training: bool) -> str:
-        trained = int(draft.loss_mask.sum())
-        if needs_training and trained == len(draft.loss_mask):
+    def _reason(self, draft: Draft, heldout_prompts: Set[bytes]) -> str:
+        length, trained = len(draft.input_ids), int(draft.loss_mask.sum())
+        if self._needs_training and trained == length:
             raise PrepareError(
                 "a prompt before the first trained token", "a sample trained on every token", "check the template"
             )
+        if not draft.heldout and draft.prompt in heldout_prompts:
+            return PROMPT_HELD_OUT
         if draft.id in self._seen:
             return "duplicate"
-        if len(draft.input_ids) > cfg.max_tokens:
+        if length > self._cfg.max_tokens:
             return "too_long"
-        return "too_few_trained_tokens" if needs_training and trained < cfg.min_trained_tokens else ""
+        if self._room is not None and length > self._room:
+            return BEYOND_POSITIONS
+        few = self._needs_training and trained < self._cfg.min_trained_tokens
+        return "too_few_trained_tokens" if few else ""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A set to be built: its name as a stage, where it goes, and what it is made from besides prepare's settings."""
+
+    name: str
+    folder: Path
+    template: ChatTemplate
+    made_from: Mapping[str, Any]
+    room: int | None
 
 
 def build_prompts(cfg: RunFile, folder: RunFolder, model: Path | str, progress: Progress) -> dict[str, Any]:
@@ -78,7 +105,7 @@ def build_prompts(cfg: RunFile, folder: RunFolder, model: Path | str, progress: 
     template = ChatTemplate.of(model, cfg.target.chat_template, cfg.prepare.template_args)
 
     def drafts(tally: Tally) -> Iterator[Draft]:
-        for chat, held in _chats(cfg.prepare, tally):
+        for chat, whole in _chats(cfg.prepare, tally):
             prompt = chat.prompt()
             if not any(m["content"].strip() for m in prompt if m["role"] == "user"):
                 tally.drop("no_prompt", chat.place)
@@ -88,9 +115,13 @@ def build_prompts(cfg: RunFile, folder: RunFolder, model: Path | str, progress: 
             except TemplateRefused as exc:
                 tally.drop("template_refused", f"{chat.place}: {exc.args[1]}")
                 continue
-            yield _draft((ids, np.zeros(len(ids), dtype=np.uint8)), chat.source, held, prompt)
+            draft = _draft((ids, np.zeros(len(ids), dtype=np.uint8)), chat.source, prompt)
+            yield replace(draft, heldout=whole or held_out(draft, cfg.prepare.heldout_fraction))
 
-    return _build(cfg, folder.prompts, "prompts", template, _data(cfg.prepare), drafts, progress)
+    positions, answer = max_positions(model), cfg.regenerate.max_new_tokens
+    made_from = {"data": _data(cfg.prepare), "target positions": positions, "regenerate.max_new_tokens": answer}
+    room = None if positions is None else positions - answer
+    return _build(cfg.prepare, _Work("prompts", folder.prompts, template, made_from, room), drafts, progress)
 
 
 def build_prepared(
@@ -103,48 +134,44 @@ def build_prepared(
     """
     template = ChatTemplate.of(model, cfg.target.chat_template, cfg.prepare.template_args)
     if answers is None:
-        return _build(
-            cfg,
-            folder.prepared,
-            "prepare",
-            template,
-            _data(cfg.prepare),
-            lambda t: _from_chats(cfg, template, t),
-            progress,
-        )
-    if not answers.exists():
+        data = _data(cfg.prepare)
+    elif answers.exists():
+        data = {"answers": _hash_file(answers), "drop_cut": cfg.regenerate.drop_cut}
+    else:
         raise PrepareError("the target's answers", f"no {answers}", "run `headrace regenerate` first")
-    data = {"answers": _hash_file(answers), "drop_cut": cfg.regenerate.drop_cut}
-    return _build(cfg, folder.prepared, "prepare", template, data, lambda t: _from_answers(cfg, answers, t), progress)
+    positions = max_positions(model)
+    work = _Work("prepare", folder.prepared, template, {"data": data, "target positions": positions}, positions)
+
+    def drafts(tally: Tally) -> Iterator[Draft]:
+        return _from_chats(cfg, template, tally) if answers is None else _from_answers(cfg, answers, tally)
+
+    return _build(cfg.prepare, work, drafts, progress)
 
 
 def _build(
-    cfg: RunFile,
-    folder: Path,
-    name: str,
-    template: ChatTemplate,
-    data: Mapping[str, Any],
-    drafts: Callable[[Tally], Iterator[Draft]],
-    progress: Progress,
+    cfg: PrepareConfig, work: _Work, drafts: Callable[[Tally], Iterator[Draft]], progress: Progress
 ) -> dict[str, Any]:
+    name, template = work.name, work.template
     identity = {
-        "data": data,
+        **work.made_from,
         "tokenizer": tokenizer_hash(template.tokenizer),
         "template": template.hash,
-        "options": cfg.prepare.model_dump(exclude={"data", "heldout_data"}),
+        "options": cfg.model_dump(exclude={"data", "heldout_data"}),
     }
-    stage = Stage(folder, name, identity)
+    stage = Stage(work.folder, name, identity)
     if stage.state() == "done":
         progress.note(f"{name}: done before, kept")
         return stage.summary()
-    tally = Tally()
     needs_training = name == "prepare"
-    kept = [d for d in drafts(tally) if tally.keep(d, cfg.prepare, needs_training)]
+    tally = Tally(cfg, needs_training, work.room)
+    made = list(drafts(tally))
+    heldout_prompts = {draft.prompt for draft in made if draft.heldout}
+    kept = [draft for draft in made if tally.keep(draft, heldout_prompts)]
     _check(kept, tally, template, needs_training)
     stage.begin()
     summary = _summary(kept, tally)
     write_prepared(
-        folder,
+        work.folder,
         kept,
         {
             "fingerprint": digest(json.dumps(identity, sort_keys=True).encode()).hex(),
@@ -160,36 +187,31 @@ def _build(
 
 
 def _chats(cfg: PrepareConfig, tally: Tally) -> Iterator[tuple[Chat, bool]]:
-    """Each chat with whether it is held out: by its content, or because its file is."""
-    held_prompts = {_prompt_hash(chat) for chat in read_chats(cfg.heldout_data, cfg.num_demo_prompts)}
-    for number, chat in enumerate(read_chats(cfg.data, cfg.num_demo_prompts)):
-        if cfg.max_samples is not None and number >= cfg.max_samples:
-            break
-        if _prompt_hash(chat) in held_prompts:
-            tally.drop("also_in_heldout_data", chat.place)
+    """Each chat with whether its file is held out whole."""
+    # By text as well as by ids: a held-out chat that is dropped, for want of an answer, has no ids.
+    texts = {_prompt_text(chat) for chat in read_chats(cfg.heldout_data, cfg.num_demo_prompts)}
+    data = islice(read_chats(cfg.data, cfg.num_demo_prompts), cfg.max_samples)
+    heldout = read_chats(cfg.heldout_data, cfg.num_demo_prompts)
+    for chat, whole in chain(zip(data, repeat(False)), zip(heldout, repeat(True))):
+        if not whole and _prompt_text(chat) in texts:
+            tally.drop(PROMPT_HELD_OUT, chat.place)
         elif chat.tools:
             tally.drop("uses_tools", chat.place)
         else:
-            yield chat, held_out(chat, cfg.heldout_fraction)
-    for chat in read_chats(cfg.heldout_data, cfg.num_demo_prompts):
-        if chat.tools:
-            tally.drop("uses_tools", chat.place)
-        else:
-            yield chat, True
+            yield chat, whole
 
 
-def held_out(chat: Chat, fraction: float) -> bool:
-    """Decide by the content of the prompt alone, so that order, other chats and answers change nothing."""
-    return _prompt_hash(chat) < fraction * 2**64
+def _prompt_text(chat: Chat) -> bytes:
+    return digest(json.dumps([[m["role"], m["content"]] for m in chat.prompt()]).encode())
 
 
-def _prompt_hash(chat: Chat) -> int:
-    text = json.dumps([[m["role"], m["content"]] for m in chat.prompt()], ensure_ascii=False)
-    return int(xxhash.xxh3_64_intdigest(b"held out\n" + text.encode()))
+def held_out(draft: Draft, fraction: float) -> bool:
+    """Decide by the ids of the prompt alone, so that order, other chats and answers change nothing."""
+    return int(xxhash.xxh3_64_intdigest(b"held out\n" + draft.prompt)) < fraction * 2**64
 
 
 def _from_chats(cfg: RunFile, template: ChatTemplate, tally: Tally) -> Iterator[Draft]:
-    for chat, held in _chats(cfg.prepare, tally):
+    for chat, whole in _chats(cfg.prepare, tally):
         # An assistant turn that opens a chat answers nothing.
         answers = [written(m) for m in chat.messages[1:] if m["role"] == "assistant"]
         if not answers:
@@ -203,11 +225,14 @@ def _from_chats(cfg: RunFile, template: ChatTemplate, tally: Tally) -> Iterator[
                 reason = "boundary_unclear" if isinstance(exc, BoundaryUnclear) else "template_refused"
                 tally.drop(reason, f"{chat.place}: {exc.args[1]}")
                 continue
-            yield from (_draft(sample, chat.source, held, chat.messages) for sample in samples)
+            made = [_draft(sample, chat.source, chat.messages) for sample in samples]
+            # Samples of one chat contain each other: all go where its first prompt goes.
+            held = whole or held_out(made[0], cfg.prepare.heldout_fraction)
+            yield from (replace(draft, heldout=held) for draft in made)
 
 
 def _from_answers(cfg: RunFile, path: Path, tally: Tally) -> Iterator[Draft]:
-    with open(path, encoding="utf-8") as source:
+    with open(path, "rb") as source:
         rows = [_answer(line, f"{path}:{number}") for number, line in enumerate(source, 1)]
     for row in sorted(rows, key=lambda row: int(row["row"])):
         prompt, answer = row["prompt_ids"], row["answer_ids"]
@@ -220,16 +245,16 @@ def _from_answers(cfg: RunFile, path: Path, tally: Tally) -> Iterator[Draft]:
         ids = np.array([*prompt, *answer], dtype=np.int32)
         mask = np.zeros(len(ids), dtype=np.uint8)
         mask[len(prompt) :] = 1
-        yield _draft((ids, mask), row["source"], row["heldout"], row["messages"])
+        yield replace(_draft((ids, mask), row["source"], row["messages"]), heldout=row["heldout"])
 
 
 _ANSWER_KEYS = {"row", "source", "heldout", "messages", "prompt_ids", "answer_ids", "finish_reason"}
 
 
-def _answer(line: str, place: str) -> dict[str, Any]:
+def _answer(line: bytes, place: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise PrepareError("an answer on each line", f"{place}: {exc}", "run `headrace regenerate` again") from exc
     if not isinstance(row, dict) or not row.keys() >= _ANSWER_KEYS:
         found = sorted(row) if isinstance(row, dict) else type(row).__name__
@@ -237,10 +262,10 @@ def _answer(line: str, place: str) -> dict[str, Any]:
     return row
 
 
-def _draft(sample: Masked, source: str, heldout: bool, messages: Iterable[Mapping[str, Any]]) -> Draft:
+def _draft(sample: Masked, source: str, messages: Iterable[Mapping[str, Any]]) -> Draft:
     ids, mask = sample
     text = json.dumps([dict(m) for m in messages], ensure_ascii=False)
-    return Draft(sample_id(ids, mask), ids, mask, source, heldout, text)
+    return Draft(sample_id(ids, mask), ids, mask, source, heldout=False, messages=text)
 
 
 def _check(kept: list[Draft], tally: Tally, template: ChatTemplate, needs_training: bool) -> None:
@@ -285,12 +310,14 @@ def _tell(name: str, summary: Mapping[str, Any], tally: Tally, progress: Progres
 
 
 def _data(cfg: PrepareConfig) -> dict[str, Any]:
-    """Content of the data, by name: a file that changed makes another set."""
-    names = {
-        f"{kind}:{name}": name for kind, names in (("data", cfg.data), ("heldout", cfg.heldout_data)) for name in names
-    }
-    demo = digest(json.dumps(demo_prompts(cfg.num_demo_prompts)).encode()).hex() if "demo" in names.values() else ""
-    return {key: demo if name == "demo" else _hash_file(Path(name)) for key, name in names.items()}
+    """Names, which become sources, and content of the files; where they lie changes nothing."""
+
+    def told(name: str) -> list[str]:
+        if name == "demo":
+            return [name, digest(json.dumps(demo_prompts(cfg.num_demo_prompts)).encode()).hex()]
+        return [Path(name).stem, _hash_file(Path(name))]
+
+    return {"data": [told(name) for name in cfg.data], "heldout": [told(name) for name in cfg.heldout_data]}
 
 
 def _hash_file(path: Path) -> str:

@@ -14,6 +14,7 @@ from headrace.errors import PrepareError
 from headrace.prepare.demo import demo_prompts
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+MOST_LEVELS = 64
 TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "thinking")
 
 
@@ -53,30 +54,46 @@ def read_chats(data: list[str], num_demo_prompts: int) -> Iterator[Chat]:
 def _read_file(path: Path) -> Iterator[Chat]:
     num_rows = 0
     try:
-        with open(path, encoding="utf-8") as source:
+        with open(path, "rb") as source:
             for number, line in enumerate(source, 1):
                 if line.strip():
                     num_rows += 1
                     yield _chat(line, path, f"{path}:{number}")
     except OSError as exc:
         raise PrepareError("a readable JSONL file", str(exc), "check prepare.data") from exc
-    except UnicodeDecodeError as exc:
-        raise PrepareError("UTF-8 text", f"{path}: {exc}", "convert the file") from exc
     if not num_rows:
         raise PrepareError("at least one chat", f"{path} is empty", "check prepare.data")
 
 
-def _chat(line: str, path: Path, place: str) -> Chat:
-    try:
-        row = json.loads(line)
-    except ValueError as exc:
-        raise PrepareError("a JSON object on each line", f"{place}: {exc}", "mend or remove the line") from exc
-    if not isinstance(row, dict):
-        raise PrepareError("a JSON object on each line", f"{place}: a {type(row).__name__}", "mend or remove the line")
+def _chat(line: bytes, path: Path, place: str) -> Chat:
+    row = _row(line, place)
     source = row.get("source") if isinstance(row.get("source"), str) else path.stem
     messages = tuple(_messages(row, place))
     tools = bool(row.get("tools")) or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
     return Chat(messages, str(source), place, tools)
+
+
+def _row(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8-sig"))
+        _check_levels(row)
+        json.dumps(row, ensure_ascii=False).encode()  # an escape may stand for half a character, which nothing can hold
+    except UnicodeError as exc:
+        raise PrepareError("UTF-8 text", f"{place}: {exc}", "mend or remove the line") from exc
+    except (ValueError, RecursionError) as exc:
+        raise PrepareError("a JSON object on each line", f"{place}: {exc}", "mend or remove the line") from exc
+    if not isinstance(row, dict):
+        raise PrepareError("a JSON object on each line", f"{place}: a {type(row).__name__}", "mend or remove the line")
+    return row
+
+
+def _check_levels(value: Any, left: int = MOST_LEVELS) -> None:
+    """Later code walks a chat deeper in the stack than the reader did."""
+    if not left:
+        raise ValueError(f"more than {MOST_LEVELS} levels, one inside the other")
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_levels(inner, left - 1)
 
 
 def _messages(row: dict[str, Any], place: str) -> list[dict[str, Any]]:
@@ -95,9 +112,9 @@ def _messages(row: dict[str, Any], place: str) -> list[dict[str, Any]]:
 
 
 def _message(message: Any, place: str) -> dict[str, Any]:
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
-        found = message.get("role") if isinstance(message, dict) else message
-        raise PrepareError(f"a role among {sorted(ROLES)}", f"{place}: {found!r}", "rename the role")
+    role = message.get("role") if isinstance(message, dict) else message
+    if not isinstance(message, dict) or not isinstance(role, str) or role not in ROLES:
+        raise PrepareError(f"a role among {sorted(ROLES)}", f"{place}: {role!r}", "rename the role")
     if not isinstance(message.get("content"), str):
         kind = type(message.get("content")).__name__
         raise PrepareError("text as the content of each message", f"{place}: {kind}", "only text is read so far")

@@ -49,6 +49,16 @@ class Draft:
     heldout: bool
     messages: str = ""
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens before the first trained one; all, if none is."""
+        return int(np.argmax(self.loss_mask)) if self.loss_mask.any() else len(self.loss_mask)
+
+    @property
+    def prompt(self) -> bytes:
+        """The ids before the first trained token, to be compared with other samples'."""
+        return self.input_ids[: self.prompt_tokens].astype("<i4").tobytes()
+
 
 class PreparedSet:
     """A prepared set opened for reading; lengths are in memory, ids and masks are mapped."""
@@ -165,8 +175,6 @@ def _fsync(path: Path) -> None:
 
 
 def _batch(drafts: list[Draft]) -> pa.RecordBatch:
-    trained = [int(d.loss_mask.sum()) for d in drafts]
-    prompt = [int(np.argmax(d.loss_mask)) if t else len(d.loss_mask) for d, t in zip(drafts, trained, strict=True)]
     return pa.RecordBatch.from_arrays(
         [
             pa.array([d.id for d in drafts], pa.binary(16)),
@@ -175,8 +183,8 @@ def _batch(drafts: list[Draft]) -> pa.RecordBatch:
             pa.array([d.source for d in drafts], pa.string()),
             pa.array([d.heldout for d in drafts], pa.bool_()),
             pa.array([len(d.input_ids) for d in drafts], pa.int32()),
-            pa.array(prompt, pa.int32()),
-            pa.array(trained, pa.int32()),
+            pa.array([d.prompt_tokens for d in drafts], pa.int32()),
+            pa.array([int(d.loss_mask.sum()) for d in drafts], pa.int32()),
             pa.array([d.messages for d in drafts], pa.string()),
         ],
         schema=SCHEMA,

@@ -9,13 +9,16 @@ from typing import Any
 from rich.text import Text
 
 from headrace.errors import PrepareError
+from headrace.prepare.model_files import load_tokenizer
 from headrace.prepare.prepared import PreparedSet
-from headrace.prepare.template import load_tokenizer
 from headrace.record import Sample
 
 
 def show_row(folder: Path, model: Path | str, row: int) -> Text:
-    """Render a row of the prepared set in `folder`. Raises: PrepareError beyond the set."""
+    """Render a row of the prepared set in `folder`.
+
+    Raises: PrepareError beyond the set; TargetError without a tokenizer.
+    """
     prepared = PreparedSet.open(folder)
     if not 0 <= row < prepared.num_samples:
         raise PrepareError(f"a row from 0 to {prepared.num_samples - 1}", str(row), "give another --row")

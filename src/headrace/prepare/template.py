@@ -13,10 +13,13 @@ from typing import Any
 import jinja2
 
 from headrace.errors import PrepareError
+from headrace.prepare.model_files import load_tokenizer
 from headrace.record import digest
 
 Messages = Sequence[Mapping[str, Any]]
 THINK = ("<think>", "</think>")
+# What an expression in a template may raise, besides Jinja's own.
+_OF_TEMPLATES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class TemplateRefused(PrepareError):
@@ -35,17 +38,15 @@ def template_hash(template: str) -> str:
     return digest(template.encode()).hex()
 
 
-def load_tokenizer(model: Path | str) -> Any:
-    """Load a tokenizer from a model folder; remote code is never run.
-
-    Raises: PrepareError when there is none.
-    """
-    from transformers import AutoTokenizer
-
+def read_template(path: str) -> str:
+    """The text of a template file. Raises: PrepareError when it is missing, blank or not UTF-8."""
     try:
-        return AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as exc:
-        raise PrepareError(f"a tokenizer in {model}", str(exc).splitlines()[0], "check target.model") from exc
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise PrepareError("a template file in UTF-8", f"{path}: {exc}", "check target.chat_template") from exc
+    if not text.strip():
+        raise PrepareError("a template", f"{path} is blank", "check target.chat_template")
+    return text
 
 
 class ChatTemplate:
@@ -61,14 +62,11 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, model: Path | str, template: str | None, args: Mapping[str, Any]) -> "ChatTemplate":
-        """Load the tokenizer of a model, and a template file if one is named. Raises: PrepareError for either."""
-        text = None
-        if template is not None:
-            try:
-                text = Path(template).read_text(encoding="utf-8")
-            except OSError as exc:
-                raise PrepareError("a template file", str(exc), "check target.chat_template") from exc
-        return cls(load_tokenizer(model), text, args)
+        """Load the tokenizer of a model, and a template file if one is named.
+
+        Raises: TargetError for the tokenizer, PrepareError for the template.
+        """
+        return cls(load_tokenizer(model), None if template is None else read_template(template), args)
 
     @property
     def hash(self) -> str:
@@ -89,7 +87,7 @@ class ChatTemplate:
                 return_dict=True,
                 **self.args,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as exc:
+        except (jinja2.TemplateError, *_OF_TEMPLATES) as exc:
             roles = [m["role"] for m in messages]
             raise TemplateRefused(
                 f"a chat that the template renders (roles {roles})", str(exc), "change the chat"

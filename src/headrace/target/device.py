@@ -6,6 +6,7 @@ processors without such instructions they are several times slower (docs/log.md,
 
 import torch
 
+from headrace.config import DEVICE
 from headrace.errors import TargetError
 
 # Keys of torch.cpu.get_capabilities, of x86 and Arm processors.
@@ -13,16 +14,19 @@ _BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one. Raises: TargetError for a name or device that does not exist."""
+    """`auto` is CUDA where there is one. Raises: TargetError for another name, or a device that does not exist."""
+    if not DEVICE.fullmatch(name):
+        raise TargetError("auto, cpu, cuda or cuda:N", repr(name), "check target.device")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as exc:
-        raise TargetError("auto, cpu, cuda or cuda:N", repr(name), "check target.device") from exc
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise TargetError(f"a GPU for target.device {name}", "none that PyTorch sees", "use target.device auto or cpu")
-    return device
+    if name == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(name.partition(":")[2] or 0) >= count:
+        raise TargetError(
+            f"a GPU for target.device {name}", f"{count} that PyTorch sees", "use target.device auto or cpu"
+        )
+    return torch.device(name)
 
 
 def fast_bfloat16(device: torch.device) -> bool:

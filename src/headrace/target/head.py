@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from headrace.errors import TargetError
+from headrace.prepare.model_files import CONFIG
 from headrace.target.weights import Weights
 
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
@@ -85,11 +86,11 @@ def load_head(folder: Path, config: Any) -> FrozenHead:
     embedding = weights.read([f"{prefix}embed_tokens.weight" for prefix in _PREFIXES], "embedding")
     norm = weights.read([f"{prefix}norm.weight" for prefix in _PREFIXES], "final norm")
     head = embedding if text.tie_word_embeddings else weights.read(_HEADS, "head")
-    expected = (text.vocab_size, text.hidden_size)
-    for name, tensor in (("embedding", embedding), ("head", head)):
-        if tuple(tensor.shape) != expected or not tensor.is_floating_point():
+    shape = [text.vocab_size, text.hidden_size]
+    for name, tensor, expected in (("embedding", embedding, shape), ("head", head, shape), ("norm", norm, shape[1:])):
+        if list(tensor.shape) != expected or not tensor.is_floating_point():
             raise TargetError(
-                f"a floating-point {name} {list(expected)} as config.json says",
+                f"a floating-point {name} {expected} as {folder / CONFIG} says",
                 f"{list(tensor.shape)} in {tensor.dtype}",
                 "give the unquantised model's folder, of the same size",
             )

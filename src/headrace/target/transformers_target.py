@@ -13,19 +13,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from headrace.codec.base import TORCH_DTYPES
 from headrace.config import TargetConfig
 from headrace.errors import TargetError
-from headrace.prepare.template import template_hash, tokenizer_hash
+from headrace.prepare.model_files import CONFIG, Reading, load_config, load_generation_config, load_tokenizer
+from headrace.prepare.template import read_template, template_hash, tokenizer_hash
 from headrace.taps import Tap
 from headrace.target.base import Generated, TargetSpec
 from headrace.target.demo import demo_target_folder
 from headrace.target.device import choose_device, fast_bfloat16
 from headrace.target.generate import Decoding, generate, stop_ids
 from headrace.target.hooks import PassEnded, Taps, hooked
-from headrace.target.weights import weight_files, weights_hash
+from headrace.target.weights import Weights, weights_hash
 
 
 class TransformersTarget:
@@ -100,15 +101,16 @@ def load_target(cfg: TargetConfig, folder: Path | None = None) -> TransformersTa
 
     Args:
         folder: the model's folder, when it is known already; else found from `cfg.model`.
-    Raises: TargetError for a folder without weights, an unknown architecture, tensors that are missing, no such device.
+    Raises: TargetError for a folder without weights, an unknown architecture, tensors that are missing, damaged files,
+    no such device; PrepareError for a template that cannot be read.
     """
     folder = folder or target_folder(cfg.model)
-    weight_files(folder)
+    Weights(folder)  # a file that is cut off is named here
     device = choose_device(cfg.device)
     dtype = cfg.dtype if cfg.dtype != "auto" else "bfloat16" if fast_bfloat16(device) else "float32"
     model = _load_model(folder, device, dtype)
-    tokenizer = _load_tokenizer(folder)
-    template = Path(cfg.chat_template).read_text(encoding="utf-8") if cfg.chat_template else tokenizer.chat_template
+    tokenizer = load_tokenizer(folder)
+    template = read_template(cfg.chat_template) if cfg.chat_template else tokenizer.chat_template
     config = model.config
     quantisation = config.quantization_config if "quantization_config" in config else None
     spec = TargetSpec(
@@ -131,15 +133,28 @@ def load_target(cfg: TargetConfig, folder: Path | None = None) -> TransformersTa
 def target_folder(model: str) -> Path:
     """The folder of a model: the demo's cache, a local folder, or a snapshot of a hub id.
 
-    Raises: TargetError when it is none of them.
+    Raises: TargetError when it is none of them, or holds no config.json that transformers knows.
     """
-    if model == "demo":
-        return demo_target_folder()
-    local = Path(model).expanduser()
+    folder = demo_target_folder() if model == "demo" else _local_folder(model) or _hub_folder(model)
+    load_config(folder)
+    return folder
+
+
+def _local_folder(model: str) -> Path | None:
+    try:
+        local = Path(model).expanduser()
+    except RuntimeError as exc:
+        raise TargetError("a model folder", f"{model}: {exc}", "check target.model") from exc
     if local.is_dir():
         return local
+    if local.exists():
+        raise TargetError("a model folder", f"a file, {model}", "set target.model to the folder it lies in")
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise TargetError("a model folder", f"no folder {model}", "check target.model")
+    return None
+
+
+def _hub_folder(model: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -154,39 +169,33 @@ def target_folder(model: str) -> Path:
 
 
 def _load_model(folder: Path, device: torch.device, dtype: str) -> PreTrainedModel:
+    config = load_config(folder)
+    load_generation_config(folder)  # transformers passes over a broken one, and answers would never end
+    known = f"a causal language model that transformers {transformers.__version__} knows in {folder / CONFIG}"
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(folder)
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=TORCH_DTYPES[dtype], use_safetensors=True, output_loading_info=True
-        )
-    except (OSError, ValueError, KeyError) as exc:
-        raise TargetError(
-            f"a causal language model that transformers {transformers.__version__} knows, in {folder}",
-            str(exc),
-            "give a folder with config.json and weights, of an architecture without remote code",
-        ) from exc
+        with Reading(known, "give a whole model folder, of an architecture without remote code"):
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=TORCH_DTYPES[dtype],
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are named below
+            )
     finally:
         if bars:
             transformers.utils.logging.enable_progress_bar()
     if found["missing_keys"] or found["mismatched_keys"]:
         missing = sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]]))
         raise TargetError(
-            "every tensor of the model",
+            f"every tensor that {folder / CONFIG} calls for",
             f"{len(missing)} missing or of another shape: {missing[:4]}",
             "download the model again; transformers would fill them with random numbers",
         )
     _check_layout(model)
     return model.to(device).eval().requires_grad_(False)
-
-
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as exc:
-        raise TargetError(f"a tokenizer in {folder}", str(exc), "copy the model's tokenizer files beside it") from exc
-    return tokenizer
 
 
 def _check_layout(model: PreTrainedModel) -> None:

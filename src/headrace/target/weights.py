@@ -4,15 +4,17 @@ In: a model folder, one file or sharded with an index. Out: single tensors by ke
 content-derived hash. Raises only TargetError.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
 from headrace.errors import TargetError
+from headrace.prepare.model_files import check_json
 
 INDEX = "model.safetensors.index.json"
 _CHUNK_BYTES = 16 * 1024 * 1024
@@ -26,10 +28,10 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.exists():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            names = sorted({str(name) for name in check_json(index)["weight_map"].values()})
+        except (KeyError, AttributeError) as exc:
             raise TargetError(f"an index with a weight_map in {index}", repr(exc), "download the model again") from exc
-        absent = [name for name in names if not (folder / name).exists()]
+        absent = [name for name in names if not (folder / name).is_file()]
         if absent:
             raise TargetError(f"all {len(names)} files that {INDEX} names", f"no {', '.join(absent)}", "download them")
         return [folder / name for name in names]
@@ -47,10 +49,22 @@ def weights_hash(folder: Path) -> str:
     hasher = xxhash.xxh3_128()
     for path in weight_files(folder):
         hasher.update(path.name.encode())
-        with open(path, "rb") as source:
-            while chunk := source.read(_CHUNK_BYTES):
-                hasher.update(chunk)
+        try:
+            with open(path, "rb") as source:
+                while chunk := source.read(_CHUNK_BYTES):
+                    hasher.update(chunk)
+        except OSError as exc:
+            raise TargetError(f"a readable {path}", str(exc), "check the file") from exc
     return hasher.hexdigest()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as exc:
+        raise TargetError(f"a readable {path}", str(exc), "download the file again") from exc
 
 
 class Weights:
@@ -61,11 +75,8 @@ class Weights:
         self.folder = folder
         self._where: dict[str, Path] = {}
         for path in weight_files(folder):
-            try:
-                with safe_open(path, framework="pt") as opened:
-                    self._where.update(dict.fromkeys(opened.keys(), path))
-            except (SafetensorError, OSError) as exc:
-                raise TargetError(f"a readable {path}", str(exc), "download the file again") from exc
+            with _opened(path) as opened:
+                self._where.update(dict.fromkeys(opened.keys(), path))
 
     @property
     def where(self) -> Mapping[str, Path]:
@@ -90,6 +101,6 @@ class Weights:
                 f"{', '.join(alike) or 'nothing alike'} among {len(self._where)} tensors",
                 "this layout is not known yet; open an issue with the model's name",
             )
-        with safe_open(self._where[key], framework="pt") as opened:
+        with _opened(self._where[key]) as opened:
             tensor: torch.Tensor = opened.get_tensor(key)
         return tensor
