@@ -30,6 +30,7 @@ from headrace.evaluate.sampling import Sampling
 from headrace.evaluate.stock import WEIGHTS, load_stock
 from headrace.evaluate.verify import LiveVerifier, ReplayVerifier
 from headrace.files import Stage, write_json
+from headrace.prepare.model_files import max_positions
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Progress
 from headrace.record import digest
@@ -60,6 +61,7 @@ def evaluate(
     path = where / "prompts.jsonl"
     done = {line["row"]: line for line in _read(path)}
     rows = work.rows()
+    work.check_positions(rows)
     progress.start("eval", len(rows), "prompts", len(done))
     work.warm_up()
     with open(path, "a", encoding="utf-8") as out:
@@ -178,6 +180,18 @@ class _Evaluation:
         wanted = min(self.cfg.num_prompts or len(rows), len(rows))
         places = np.linspace(0, len(rows) - 1, wanted).round().astype(int)
         return [int(row) for row in rows[np.unique(places)]]
+
+    def check_positions(self, rows: Iterable[int]) -> None:
+        """Raise EvaluateError where a prompt and its answer, a block drafted beyond it, do not fit the target."""
+        most = max_positions(self.target.folder)
+        longest = max(int(self.prepared.prompt_tokens[row]) for row in rows)
+        needed = longest + self.cfg.max_new_tokens + self.proposers.drafter.block_size
+        if most is not None and needed > most:
+            raise EvaluateError(
+                f"prompts and answers within the target's {most} positions",
+                f"{longest} tokens of prompt, {self.cfg.max_new_tokens} of answer, and a block",
+                "lower evaluate.max_new_tokens, or prepare shorter prompts",
+            )
 
     def identity(self) -> dict[str, Any]:
         """What decides the figures."""

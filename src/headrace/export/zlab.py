@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
-from transformers import AutoConfig
 
 from headrace.codec.base import Codec
 from headrace.config import RunFile, RunFolder
@@ -20,6 +19,7 @@ from headrace.drafter.model import Drafter
 from headrace.errors import ExportError
 from headrace.evaluate.stock import CONFIG, WEIGHTS, load_stock, stock_config
 from headrace.files import write_atomic, write_json
+from headrace.prepare.model_files import load_config
 from headrace.progress import Progress
 from headrace.target.head import FrozenHead, load_head
 from headrace.target.transformers_target import target_folder
@@ -107,7 +107,7 @@ def export_run(cfg: RunFile, folder: RunFolder, progress: Progress) -> dict[str,
     check_belongs(extras, weights_hash(model), None)
     if (how_far := unfinished(folder.train())) is not None:
         progress.note(f"export: the training has not ended, it {how_far}")
-    config = AutoConfig.from_pretrained(model)
+    config = load_config(model)
     text = config.get_text_config()
     ids = {key: getattr(text, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id") if hasattr(text, key)}
     codec = load_codec(folder.train() / LAST, extras)

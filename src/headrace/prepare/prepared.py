@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headrace.errors import PrepareError
 from headrace.files import fsync_folder, write_json
-from headrace.record import Sample
+from headrace.record import Sample, sample_id
 
 FORMAT = "headrace-prepared"
 VERSION = 0
@@ -104,13 +104,21 @@ class PreparedSet:
         return len(self.lengths)
 
     def sample(self, row: int) -> Sample:
-        """One sample by its row. Raises: IndexError beyond the set."""
+        """One sample by its row. Raises: IndexError beyond the set, PrepareError where ids or mask were changed."""
         batch, place = self._place(row)
+        input_ids, loss_mask = (batch.column(name)[place].values.to_numpy() for name in ("input_ids", "loss_mask"))
+        own_id = batch.column("id")[place].as_py()
+        if sample_id(input_ids, loss_mask) != own_id:
+            raise PrepareError(
+                f"the ids and mask that row {row} of {self.folder} was written with (id {own_id.hex()})",
+                f"others (id {sample_id(input_ids, loss_mask).hex()})",
+                "the file is damaged; prepare again",
+            )
         return Sample(
             row=row,
-            id=batch.column("id")[place].as_py(),
-            input_ids=batch.column("input_ids")[place].values.to_numpy(),
-            loss_mask=batch.column("loss_mask")[place].values.to_numpy(),
+            id=own_id,
+            input_ids=input_ids,
+            loss_mask=loss_mask,
             source=batch.column("source")[place].as_py(),
             heldout=bool(self.heldout[row]),
         )

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from headrace.codec.base import Codec
 from headrace.codec.registry import open_codec
@@ -19,6 +18,7 @@ from headrace.config import OrderConfig, RunFile, RunFolder, TrainConfig
 from headrace.drafter.model import Drafter
 from headrace.drafter.shape import DrafterShape, derive_shape
 from headrace.errors import TrainError
+from headrace.prepare.model_files import load_config, load_generation_config, load_tokenizer
 from headrace.prepare.prepared import PreparedSet
 from headrace.source import Source
 from headrace.store.folder_source import FolderSource
@@ -89,7 +89,7 @@ def assemble(cfg: RunFile, folder: RunFolder, features: bool) -> Parts:
     """
     prepared = PreparedSet.open(folder.prepared)
     model = target_folder(cfg.target.model)
-    config = AutoConfig.from_pretrained(model)
+    config = load_config(model)
     num_blocks = int(config.get_text_config().num_hidden_layers)
     own = weights_hash(model)
     source: Source | None = None
@@ -120,7 +120,7 @@ def assemble(cfg: RunFile, folder: RunFolder, features: bool) -> Parts:
         "prepared": prepared.fingerprint,
         "target": {"model": cfg.target.model, "weights_hash": own},
     }
-    identity = {**made_from, **_settings(cfg.order, train)}
+    identity = {**made_from, "target": {"weights_hash": own}, **_settings(cfg.order, train)}  # a model may move
     plan = plan_steps(prepared, cfg.order, train)
     return Parts(train, shape, head, prepared, plan, source, codec, device, made_from, identity)
 
@@ -143,10 +143,11 @@ def special_ids(model: Path, config: Any) -> dict[str, list[int]]:
     found: dict[str, set[int]] = {role: set() for role in ROLES}
     text = config.get_text_config()
     holders = [text.to_dict(), config.to_dict()]
-    if (model / "generation_config.json").exists():
-        holders.append(GenerationConfig.from_pretrained(model).to_dict())
+    generation = load_generation_config(model)
+    if generation is not None:
+        holders.append(generation.to_dict())
     if (model / "tokenizer_config.json").exists():
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = load_tokenizer(model)
         holders.append({"mask_token_id": tokenizer.mask_token_id, "pad_token_id": tokenizer.pad_token_id})
         holders.append({"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id})
     for holder in holders:
