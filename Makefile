@@ -43,8 +43,9 @@ prove-demo: $(READY)  ## the demo: its time, τ, floors and greedy identity
 	rm -rf runs/prove-demo
 	$(BIN)/python benchmarks/prove/demo.py runs/prove-demo
 
-prove-golden: $(READY)  ## z-lab's own package agrees with the export
+prove-golden: $(READY)  ## z-lab's own package agrees with the export, also with that of `make demo`
 	$(BIN)/python -m pytest tests/export/test_golden.py
+	$(BIN)/python benchmarks/prove/golden.py runs/demo
 
 prove-guards: $(READY)  ## what a block may see; shuffled states and overfitting on the states of `make demo`
 	$(BIN)/python -m pytest tests/drafter tests/prepare/test_mask.py tests/target/test_hooks.py tests/evaluate/test_verify.py
