@@ -19,7 +19,8 @@ NAMED = [path for path in MODULES if path.name != "__init__.py"]
 # Imports point up this list, never down.
 ROOMS = [
     "errors", "taps", "record", "source", "config", "order", "files", "progress", "codec", "plan", "prepare", "target",
-    "store", "capture", "drafter", "train", "trial", "evaluate", "calibrate", "export", "report", "testing", "cli",
+    "store", "capture", "drafter", "train", "trial", "evaluate", "calibrate", "transcode",
+    "export", "report", "testing", "cli",
 ]  # fmt: skip
 
 TORCH_FREE = [

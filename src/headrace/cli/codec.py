@@ -68,5 +68,27 @@ def report(
     _print(found, json_)
 
 
+@app.command()
+def transcode(
+    file: File,
+    codec: Annotated[str, typer.Argument(help="name or folder of a codec")],
+    out: Annotated[Path, typer.Option(help="folder of the run that gets the states")],
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Encode a run's states again into another run's folder, without the target."""
+    from headrace.config import RunFolder, load_run_file
+    from headrace.transcode import transcode as encode_again
+
+    progress = Terminal(_stderr)
+    with failures_shown(_stderr):
+        try:
+            cfg = load_run_file(file, set_ or ()).run
+            found = encode_again(cfg, RunFolder(Path(cfg.run)), RunFolder(out), codec, progress)
+        finally:
+            progress.end()
+    _print(found, json_)
+
+
 def _print(found: Any, as_json: bool) -> None:
     sys.stdout.write(json.dumps(found, indent=None if as_json else 1, ensure_ascii=False) + "\n")

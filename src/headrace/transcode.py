@@ -1,0 +1,94 @@
+"""Encode stored states again with another codec, without the target.
+
+In: a run whose states were captured as they are (raw, lossless or fp8), and a codec. Out: another run's folder with the
+same prepared set and states in that codec; training goes on from there. A killed transcoding goes on; failures are
+taken over.
+"""
+
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from headrace.codec.base import TORCH_DTYPES, Codec
+from headrace.codec.registry import chosen_spec, copy_basis, open_codec
+from headrace.config import RunFile, RunFolder
+from headrace.errors import CodecError
+from headrace.files import Stage
+from headrace.prepare.prepared import PreparedSet
+from headrace.progress import Progress
+from headrace.record import Record, make_record, segment_spans
+from headrace.store.reader import StoreReader
+from headrace.store.writer import StoreWriter
+
+_AS_CAPTURED = ("raw", "lossless", "fp8")
+
+
+def transcode(cfg: RunFile, source: RunFolder, to: RunFolder, codec: str, progress: Progress) -> dict[str, Any]:
+    """Encode every record of `source` into `to`.
+
+    Args: codec: a short name, or the folder of a fitted codec.
+    Returns: num_records, num_tokens, num_trained, num_failed, bytes_raw, bytes_stored, taps, as a capture does.
+    Raises: CodecError for one folder twice and for states that are encoded already; StoreError for damaged records.
+    """
+    if source.root.resolve() == to.root.resolve():
+        raise CodecError("another run folder to write to", str(to.root), "give --out a folder of its own")
+    reader = StoreReader(source.states)
+    old = reader.manifest.codec
+    if old.name not in _AS_CAPTURED:
+        raise CodecError(f"states in {', '.join(_AS_CAPTURED)}", old.name, "transcode from the raw run")
+    spec, fitted = chosen_spec(codec, old.num_taps, old.hidden_size, old.dtype)
+    if not (to.prepared / "manifest.json").is_file():
+        shutil.copytree(source.prepared, to.prepared, dirs_exist_ok=True)
+    prepared = PreparedSet.open(to.prepared)
+    made_by = {**reader.manifest.provenance, "transcoded_from": f"{old.name} in {source.states}"}
+    manifest = replace(reader.manifest, codec=spec, prepared=prepared.fingerprint, provenance=made_by)
+    stage = Stage(to.states, "transcode", manifest.identity())
+    if stage.state() == "done":
+        progress.note("states: transcoded before, kept")
+        return stage.summary()
+    stage.begin()
+    old_codec, new_codec = open_codec(old, source.states), open_codec(spec, fitted)
+    with StoreWriter(to.states, manifest, cfg.store.shard_bytes, cfg.store.shard_seconds) as writer:
+        copy_basis(spec, fitted, to.states)
+        missing = [row for row in reader.rows.tolist() if row not in writer.committed]
+        progress.start("transcode", reader.num_records, "records", reader.num_records - len(missing))
+        for number, row in enumerate(missing, reader.num_records - len(missing) + 1):
+            sample = prepared.sample(row)
+            record = reader.read(row, sample.id)
+            states_TLH = _states(record, old_codec)
+            spans = segment_spans(sample.num_tokens, spec.bytes_per_token())
+            payloads = [new_codec.encode(states_TLH[start:end]) for start, end in spans]
+            writer.add(make_record(sample, spans, payloads, writer.generation))
+            progress.advance(number)
+        for row, failure in reader.failures.items():
+            if failure.permanent and row not in reader and row not in writer.failed:
+                writer.fail(bytes.fromhex(failure.id), row, failure.reason, permanent=True)
+        progress.end()
+    summary = _summary(to, prepared)
+    stage.finish(summary)
+    return summary
+
+
+def _states(record: Record, codec: Codec) -> torch.Tensor:
+    """[T, L, H] in the dtype they were stored in."""
+    features_TF = torch.cat([codec.features(s.payload, s.num_tokens) for s in record.segments])
+    return codec.reconstruct(features_TF).to(TORCH_DTYPES[codec.spec.dtype])
+
+
+def _summary(to: RunFolder, prepared: PreparedSet) -> dict[str, Any]:
+    reader = StoreReader(to.states)
+    spec = reader.manifest.codec
+    raw_bytes = int(reader.num_tokens * replace(spec, name="raw", parameters={}).bytes_per_token())
+    found = {
+        "num_records": reader.num_records,
+        "num_failed": prepared.num_samples - reader.num_records,
+        "num_tokens": reader.num_tokens,
+        "num_trained": reader.num_trained,
+        "bytes_raw": raw_bytes,
+        "bytes_stored": reader.stored_bytes,
+        "taps": list(reader.manifest.taps),
+    }
+    reader.close()
+    return found
