@@ -46,14 +46,11 @@ class Codec(Protocol):
         ...
 
 
-class RawCodec:
-    """The states themselves: little-endian, token-major [T, L, H]; features are the concatenated taps."""
+class OfTaps:
+    """What codecs share whose features are the raw taps themselves, however they are stored."""
 
     def __init__(self, spec: CodecSpec) -> None:
-        if spec.name != "raw" or spec.dtype not in TORCH_DTYPES:
-            raise CodecError("a raw codec", f"{spec.name} in {spec.dtype}", "open it with the codec the manifest names")
         self.spec = spec
-        self._dtype = TORCH_DTYPES[spec.dtype]
 
     @property
     def num_features(self) -> int:
@@ -64,6 +61,24 @@ class RawCodec:
     def num_scales(self) -> int:
         """One for each tap."""
         return self.spec.num_taps
+
+    def fold(self, fc_HF: torch.Tensor) -> torch.Tensor:
+        """The identity."""
+        return fc_HF.float()
+
+    def reconstruct(self, features_TF: torch.Tensor) -> torch.Tensor:
+        """Split the taps apart again."""
+        return features_TF.view(len(features_TF), self.spec.num_taps, self.spec.hidden_size)
+
+
+class RawCodec(OfTaps):
+    """The states themselves: little-endian, token-major [T, L, H]; features are the concatenated taps."""
+
+    def __init__(self, spec: CodecSpec) -> None:
+        if spec.name != "raw" or spec.dtype not in TORCH_DTYPES:
+            raise CodecError("a raw codec", f"{spec.name} in {spec.dtype}", "open it with the codec the manifest names")
+        super().__init__(spec)
+        self._dtype = TORCH_DTYPES[spec.dtype]
 
     def encode(self, states_TLH: torch.Tensor) -> bytes:
         """Copy the bytes of [T, L, H]."""
@@ -76,14 +91,6 @@ class RawCodec:
         if num_tokens == 0:
             return torch.zeros(0, self.num_features, dtype=self._dtype)
         return torch.frombuffer(bytearray(payload), dtype=self._dtype).view(num_tokens, self.num_features)
-
-    def fold(self, fc_HF: torch.Tensor) -> torch.Tensor:
-        """The identity."""
-        return fc_HF.float()
-
-    def reconstruct(self, features_TF: torch.Tensor) -> torch.Tensor:
-        """Split the taps apart again."""
-        return features_TF.view(len(features_TF), self.spec.num_taps, self.spec.hidden_size)
 
 
 def check_states_shape(states_TLH: torch.Tensor, spec: CodecSpec) -> None:

@@ -7,27 +7,13 @@ rounded. Format: OCP FP8 E4M3 without infinities, largest number 448.
 import numpy as np
 import torch
 
-from headrace.codec.base import check_finite, check_length
-from headrace.codec.spec import CodecSpec
+from headrace.codec.base import OfTaps, check_finite, check_length
 
 _LARGEST = 448.0
 
 
-class Fp8Codec:
+class Fp8Codec(OfTaps):
     """A rounding of the raw states; folds as raw does."""
-
-    def __init__(self, spec: CodecSpec) -> None:
-        self.spec = spec
-
-    @property
-    def num_features(self) -> int:
-        """L*H."""
-        return self.spec.width
-
-    @property
-    def num_scales(self) -> int:
-        """One for each tap."""
-        return self.spec.num_taps
 
     def encode(self, states_TLH: torch.Tensor) -> bytes:
         """Encode one token span. Raises: CodecError for another shape or dtype, NaN, infinity."""
@@ -46,11 +32,3 @@ class Fp8Codec:
         codes = torch.from_numpy(np.frombuffer(payload, "u1", offset=scale_TL.nbytes).copy())
         states = codes.view(torch.float8_e4m3fn).float().view(*shape, self.spec.hidden_size)
         return (states * scale_TL[..., None]).bfloat16().flatten(1)
-
-    def fold(self, fc_HF: torch.Tensor) -> torch.Tensor:
-        """The identity."""
-        return fc_HF.float()
-
-    def reconstruct(self, features_TF: torch.Tensor) -> torch.Tensor:
-        """Split the taps apart again."""
-        return features_TF.view(len(features_TF), self.spec.num_taps, self.spec.hidden_size)

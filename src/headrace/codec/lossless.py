@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 import zstandard
 
-from headrace.codec.base import TORCH_DTYPES, check_finite
+from headrace.codec.base import TORCH_DTYPES, OfTaps, check_finite
 from headrace.codec.spec import CodecSpec
 from headrace.errors import CodecError
 
@@ -18,25 +18,15 @@ _LEVEL = 3
 _REST_BITS = {"bfloat16": 7, "float32": 23}  # of the mantissa; the sign goes with them
 
 
-class LosslessCodec:
+class LosslessCodec(OfTaps):
     """Bit-exact; features are the raw states."""
 
     def __init__(self, spec: CodecSpec) -> None:
         """Raises: CodecError for float16, whose exponents are too few to be worth it."""
         if spec.dtype not in _REST_BITS:
             raise CodecError(f"states in {' or '.join(_REST_BITS)}", spec.dtype, "choose raw or fp8")
-        self.spec = spec
+        super().__init__(spec)
         self._bits = _REST_BITS[spec.dtype]
-
-    @property
-    def num_features(self) -> int:
-        """L*H."""
-        return self.spec.width
-
-    @property
-    def num_scales(self) -> int:
-        """One for each tap."""
-        return self.spec.num_taps
 
     def encode(self, states_TLH: torch.Tensor) -> bytes:
         """Encode one token span. Raises: CodecError for another shape or dtype, NaN, infinity."""
@@ -81,14 +71,6 @@ class LosslessCodec:
         )
         dtype = TORCH_DTYPES[self.spec.dtype]
         return torch.from_numpy(np.ascontiguousarray(words.astype(self._word))).view(dtype)
-
-    def fold(self, fc_HF: torch.Tensor) -> torch.Tensor:
-        """The identity."""
-        return fc_HF.float()
-
-    def reconstruct(self, features_TF: torch.Tensor) -> torch.Tensor:
-        """Split the taps apart again."""
-        return features_TF.view(len(features_TF), self.spec.num_taps, self.spec.hidden_size)
 
     @property
     def _rest_bytes(self) -> int:
