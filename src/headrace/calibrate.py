@@ -16,10 +16,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from headrace.codec.base import TORCH_DTYPES, Codec
+from headrace.codec.base import Codec, record_states
 from headrace.codec.fit import fit_latent, measure_moments
 from headrace.codec.quantised import QuantisedCodec
 from headrace.codec.registry import chosen_spec, open_codec, save_codec
+from headrace.codec.spec import CodecSpec
 from headrace.config import RunFolder
 from headrace.errors import CodecError
 from headrace.evaluate.stock import load_stock
@@ -48,7 +49,7 @@ class Slice:
         """Raises: CodecError when the states are not whole, or none are there."""
         self.prepared, self.reader = PreparedSet.open(folder.prepared), StoreReader(folder.states)
         self.codec = open_codec(self.reader.manifest.codec, folder.states)
-        if self.codec.spec.name in ("rotated", "latent"):
+        if not self.codec.spec.of_taps:
             raise CodecError("states as they were captured", f"the codec {self.codec.spec.name}", "capture raw")
         self.rows = self._choose(heldout, max_tokens)
         if not self.rows:
@@ -69,11 +70,9 @@ class Slice:
 
     def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Source and states [T, L, H] of each sample, in the dtype they were stored in."""
-        dtype = TORCH_DTYPES[self.codec.spec.dtype]
         for row in self.rows:
-            record = self.reader.read(row, self.prepared.sample_id(row))
-            features_TF = torch.cat([self.codec.features(s.payload, s.num_tokens) for s in record.segments])
-            yield self.prepared.sample(row).source, self.codec.reconstruct(features_TF).to(dtype)
+            sample = self.prepared.sample(row)
+            yield sample.source, record_states(self.reader.read(row, sample.id), self.codec)
 
 
 def fit_codec(folder: RunFolder, wish: Wish, out: Path, progress: Progress) -> dict[str, Any]:
@@ -92,12 +91,10 @@ def fit_codec(folder: RunFolder, wish: Wish, out: Path, progress: Progress) -> d
     named = save_codec(spec, basis, out)
     codec = QuantisedCodec(named, basis)
     heldout = Slice(folder, bool(fitted_on.prepared.heldout.any()), REPORTED_TOKENS)
-    raw_bytes = raw.width * 2
     return {
         "folder": str(out),
         "num_features": codec.num_features,
-        "bytes_per_token": round(named.bytes_per_token(), 1),
-        "ratio": round(raw_bytes / named.bytes_per_token(), 2),
+        **_size(named),
         **basis.told,
         **judge(codec, heldout, fc_HW),
     }
@@ -113,10 +110,14 @@ def compare_codecs(folder: RunFolder, names: Sequence[str]) -> list[dict[str, An
     found = []
     for name in names:
         spec, fitted = chosen_spec(name, raw.num_taps, raw.hidden_size, raw.dtype)
-        size = spec.bytes_per_token()
-        told = {"codec": name, "bytes_per_token": round(size, 1), "ratio": round(raw.width * 2 / size, 2)}
-        found.append({**told, **judge(open_codec(spec, fitted), states)})
+        found.append({"codec": name, **_size(spec), **judge(open_codec(spec, fitted), states)})
     return found
+
+
+def _size(spec: CodecSpec) -> dict[str, float]:
+    """Bytes of a token, and how many times less than 16-bit states."""
+    size = spec.bytes_per_token()
+    return {"bytes_per_token": round(size, 1), "ratio": round(spec.width * 2 / size, 2)}
 
 
 def judge(codec: Codec, states: Slice, fc_HW: torch.Tensor | None = None) -> dict[str, Any]:

@@ -9,20 +9,18 @@ import shutil
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from headrace.codec.base import TORCH_DTYPES, Codec
+from headrace.capture.capture import store_sizes
+from headrace.codec.base import record_states
 from headrace.codec.registry import chosen_spec, copy_basis, open_codec
+from headrace.codec.spec import OF_TAPS
 from headrace.config import RunFile, RunFolder
 from headrace.errors import CodecError
 from headrace.files import Stage
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Progress
-from headrace.record import Record, make_record, segment_spans
+from headrace.record import make_record, segment_spans
 from headrace.store.reader import StoreReader
 from headrace.store.writer import StoreWriter
-
-_AS_CAPTURED = ("raw", "lossless", "fp8")
 
 
 def transcode(cfg: RunFile, source: RunFolder, to: RunFolder, codec: str, progress: Progress) -> dict[str, Any]:
@@ -36,8 +34,8 @@ def transcode(cfg: RunFile, source: RunFolder, to: RunFolder, codec: str, progre
         raise CodecError("another run folder to write to", str(to.root), "give --out a folder of its own")
     reader = StoreReader(source.states)
     old = reader.manifest.codec
-    if old.name not in _AS_CAPTURED:
-        raise CodecError(f"states in {', '.join(_AS_CAPTURED)}", old.name, "transcode from the raw run")
+    if not old.of_taps:
+        raise CodecError(f"states in {', '.join(OF_TAPS)}", old.name, "transcode from the raw run")
     spec, fitted = chosen_spec(codec, old.num_taps, old.hidden_size, old.dtype)
     if not (to.prepared / "manifest.json").is_file():
         shutil.copytree(source.prepared, to.prepared, dirs_exist_ok=True)
@@ -57,7 +55,7 @@ def transcode(cfg: RunFile, source: RunFolder, to: RunFolder, codec: str, progre
         for number, row in enumerate(missing, reader.num_records - len(missing) + 1):
             sample = prepared.sample(row)
             record = reader.read(row, sample.id)
-            states_TLH = _states(record, old_codec)
+            states_TLH = record_states(record, old_codec)
             spans = segment_spans(sample.num_tokens, spec.bytes_per_token())
             payloads = [new_codec.encode(states_TLH[start:end]) for start, end in spans]
             writer.add(make_record(sample, spans, payloads, writer.generation))
@@ -66,29 +64,6 @@ def transcode(cfg: RunFile, source: RunFolder, to: RunFolder, codec: str, progre
             if failure.permanent and row not in reader and row not in writer.failed:
                 writer.fail(bytes.fromhex(failure.id), row, failure.reason, permanent=True)
         progress.end()
-    summary = _summary(to, prepared)
+    summary = {**store_sizes(to, prepared, new_codec), "taps": list(manifest.taps)}
     stage.finish(summary)
     return summary
-
-
-def _states(record: Record, codec: Codec) -> torch.Tensor:
-    """[T, L, H] in the dtype they were stored in."""
-    features_TF = torch.cat([codec.features(s.payload, s.num_tokens) for s in record.segments])
-    return codec.reconstruct(features_TF).to(TORCH_DTYPES[codec.spec.dtype])
-
-
-def _summary(to: RunFolder, prepared: PreparedSet) -> dict[str, Any]:
-    reader = StoreReader(to.states)
-    spec = reader.manifest.codec
-    raw_bytes = int(reader.num_tokens * replace(spec, name="raw", parameters={}).bytes_per_token())
-    found = {
-        "num_records": reader.num_records,
-        "num_failed": prepared.num_samples - reader.num_records,
-        "num_tokens": reader.num_tokens,
-        "num_trained": reader.num_trained,
-        "bytes_raw": raw_bytes,
-        "bytes_stored": reader.stored_bytes,
-        "taps": list(reader.manifest.taps),
-    }
-    reader.close()
-    return found

@@ -60,13 +60,13 @@ def capture(cfg: RunFile, folder: RunFolder, target: Target, progress: Progress)
             progress.note("states: captured before, kept")
             return stage.summary()
         speed = work.run(groups)
-    summary = {**_sizes(folder, prepared, codec), **speed, "taps": [str(tap) for tap in taps]}
+    summary = {**store_sizes(folder, prepared, codec), **speed, "taps": [str(tap) for tap in taps]}
     stage.finish(summary)
     return summary
 
 
 def _check_final(spec: CodecSpec, taps: Sequence[Tap]) -> None:
-    if taps[-1] == FINAL_PRE_NORM and spec.name in ("rotated", "latent"):
+    if taps[-1] == FINAL_PRE_NORM and not spec.of_taps:
         raise CaptureError(
             "raw, lossless or fp8 for a last state, which the loss reads as it is",
             f"capture.codec {spec.name} with capture.final_state",
@@ -202,7 +202,7 @@ def _identity(cfg: RunFile, manifest: Manifest) -> dict[str, Any]:
     return {**target, **identity, **groups}
 
 
-def _sizes(folder: RunFolder, prepared: PreparedSet, codec: Codec) -> dict[str, int]:
+def store_sizes(folder: RunFolder, prepared: PreparedSet, codec: Codec) -> dict[str, int]:
     """What the store holds, as a reader sees it."""
     reader = StoreReader(folder.states)
     raw = CodecSpec("raw", 0, codec.spec.num_taps, codec.spec.hidden_size, codec.spec.dtype)

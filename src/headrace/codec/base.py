@@ -10,6 +10,7 @@ import torch
 
 from headrace.codec.spec import CodecSpec
 from headrace.errors import CodecError
+from headrace.record import Record
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -91,6 +92,16 @@ class RawCodec(OfTaps):
         if num_tokens == 0:
             return torch.zeros(0, self.num_features, dtype=self._dtype)
         return torch.frombuffer(bytearray(payload), dtype=self._dtype).view(num_tokens, self.num_features)
+
+
+def record_features(record: Record, codec: Codec) -> torch.Tensor:
+    """Features [T, F] of a whole record."""
+    return torch.cat([codec.features(segment.payload, segment.num_tokens) for segment in record.segments])
+
+
+def record_states(record: Record, codec: Codec) -> torch.Tensor:
+    """States [T, L, H] of a whole record, in the dtype the codec was made for."""
+    return codec.reconstruct(record_features(record, codec)).to(TORCH_DTYPES[codec.spec.dtype])
 
 
 def check_states_shape(states_TLH: torch.Tensor, spec: CodecSpec) -> None:

@@ -75,7 +75,8 @@ def copy_basis(spec: CodecSpec, source: Path | None, to: Path) -> None:
     """Keep a fitted codec's basis beside what was encoded or trained with it. Raises: CodecError for another basis."""
     if "basis" not in spec.parameters or source is None or source == to:
         return
+    if (to / FILE_NAME).is_file():
+        load_basis(to, spec.parameters["basis"])
+        return
     load_basis(source, spec.parameters["basis"])
-    if not (to / FILE_NAME).is_file():
-        write_atomic(to / FILE_NAME, (source / FILE_NAME).read_bytes())
-    load_basis(to, spec.parameters["basis"])
+    write_atomic(to / FILE_NAME, (source / FILE_NAME).read_bytes())

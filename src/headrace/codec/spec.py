@@ -12,6 +12,7 @@ from typing import Any
 from headrace.errors import CodecError
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+OF_TAPS = ("raw", "lossless", "fp8")
 NAMES = ("raw", "lossless", "fp8", "rotated", "latent")
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP = 128  # coordinates that share a scale, unless fitted otherwise
@@ -42,6 +43,11 @@ class CodecSpec:
     def width(self) -> int:
         """L*H, the numbers of one token's states."""
         return self.num_taps * self.hidden_size
+
+    @property
+    def of_taps(self) -> bool:
+        """Whether features are the raw taps themselves, however they are stored."""
+        return self.name in OF_TAPS
 
     @property
     def groups(self) -> list[tuple[int, int]]:

@@ -36,7 +36,7 @@ from headrace.progress import Progress
 from headrace.record import digest
 from headrace.target.head import load_head
 from headrace.target.transformers_target import TransformersTarget
-from headrace.train.checkpoint import LAST, load_checkpoint
+from headrace.train.checkpoint import LAST, read_state
 from headrace.train.load import as_served, check_belongs, load_codec, load_drafter, unfinished
 
 FLOORS = ("untrained", "no_features", "prompt_lookup")
@@ -131,7 +131,7 @@ def _floor(cfg: RunFile, folder: RunFolder, progress: Progress) -> Path | None:
     floor, own = folder.train(False), folder.train() / LAST
     if not cfg.floor or not (floor / LAST).exists() or not own.exists():
         return None
-    steps = [load_checkpoint(path, with_moments=False).state.step for path in (floor / LAST, own)]
+    steps = [read_state(path).step for path in (floor / LAST, own)]
     if steps[0] != steps[1]:
         progress.note(
             f"eval: the no-features floor is left out: trained for {steps[0]} steps, the drafter for {steps[1]}"

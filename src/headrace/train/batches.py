@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.codec.base import Codec
+from headrace.codec.base import Codec, record_features
 from headrace.config import OrderConfig, TrainConfig
 from headrace.drafter.anchors import anchor_rng, draw_anchors
 from headrace.errors import TrainError
@@ -165,7 +165,7 @@ def decode_features(record: Record, sample: Sample, codec: Codec) -> torch.Tenso
         raise TrainError(
             f"the states of {name}", f"a record of {name_of(record.row, record.id)}", "capture this prepared set again"
         )
-    features_TF = torch.cat([codec.features(s.payload, s.num_tokens) for s in record.segments])
+    features_TF = record_features(record, codec)
     finite_T = torch.isfinite(features_TF).all(dim=-1)
     if not bool(finite_T.all()):
         token = int((~finite_T).nonzero()[0])

@@ -30,6 +30,7 @@ STATE = "state.json"
 LAST = "last"
 BEST = "best"
 _READ_BYTES = 1 << 24
+_HINT = "train first; or take the other of last/ and best/, or train again in another run folder"
 
 
 @dataclass(frozen=True)
@@ -112,21 +113,32 @@ def load_checkpoint(folder: Path, with_moments: bool = True) -> Checkpoint:
 
     Raises: TrainError when the folder is absent, incomplete or damaged.
     """
-    hint = "train first; or take the other of last/ and best/, or train again in another run folder"
+    state, digests = _read_state(folder)
     try:
-        value = json.loads((folder / STATE).read_bytes())
-        names = [name for name in value["digests"] if with_moments or name != MOMENTS]
-        found = {name: _digest(folder / name) for name in names}
-        state = RunState.from_json(value)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise TrainError(f"a checkpoint in {folder}", f"{type(exc).__name__}: {exc}", hint) from exc
+        found = {name: _digest(folder / name) for name in digests if with_moments or name != MOMENTS}
+    except OSError as exc:
+        raise TrainError(f"a checkpoint in {folder}", f"{type(exc).__name__}: {exc}", _HINT) from exc
     for name, digest in found.items():
-        if digest != value["digests"][name]:
-            raise TrainError(f"{folder / name} with digest {value['digests'][name]}", digest, hint)
+        if digest != digests[name]:
+            raise TrainError(f"{folder / name} with digest {digests[name]}", digest, _HINT)
     weights, moments, average = (
         load_file(folder / name) if name in found else {} for name in (WEIGHTS, MOMENTS, AVERAGE)
     )
     return Checkpoint(weights, moments, state, average)
+
+
+def read_state(folder: Path) -> RunState:
+    """Where a checkpoint stands, without reading its tensors. Raises: TrainError as `load_checkpoint` does."""
+    return _read_state(folder)[0]
+
+
+def _read_state(folder: Path) -> tuple[RunState, dict[str, str]]:
+    """The state, and the digests of the checkpoint's tensor files."""
+    try:
+        value = json.loads((folder / STATE).read_bytes())
+        return RunState.from_json(value), dict(value["digests"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise TrainError(f"a checkpoint in {folder}", f"{type(exc).__name__}: {exc}", _HINT) from exc
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -145,7 +157,7 @@ def mend_links(folder: Path) -> list[str]:
     for name in (LAST, BEST):
         link = folder / name
         if link.is_dir() and not link.is_symlink():
-            target = folder / f"step-{load_checkpoint(link).state.step:08d}"
+            target = folder / f"step-{read_state(link).step:08d}"
             if target.exists():
                 shutil.rmtree(link)
             else:

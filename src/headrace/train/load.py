@@ -18,7 +18,7 @@ from headrace.drafter.model import Drafter
 from headrace.drafter.shape import DrafterShape
 from headrace.errors import TrainError
 from headrace.files import read_json
-from headrace.train.checkpoint import LAST, load_checkpoint
+from headrace.train.checkpoint import LAST, load_checkpoint, read_state
 
 
 def check_belongs(extras: Mapping[str, Any], weights_hash: str, prepared: str | None) -> None:
@@ -47,7 +47,7 @@ def unfinished(train_folder: Path) -> str | None:
     path = train_folder / "stage.json"
     if not path.exists() or read_json(path, "run headrace train again").get("finished"):
         return None
-    state = load_checkpoint(train_folder / LAST, with_moments=False).state
+    state = read_state(train_folder / LAST)
     return f"stopped after step {state.step} of {state.num_steps}"
 
 
