@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: setup demo recipe test test-slow check format clean help prove-demo prove-golden prove-guards prove-bad-input prove-plan
+.PHONY: setup demo recipe test test-slow check format clean help prove-demo prove-golden prove-guards prove-bad-input prove-plan prove-store prove-trainer prove-masks
 
 help:
 	@grep -E '^[a-z-]+:.*  ##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -19,6 +19,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps dflash==0.1.0
 	touch $(READY)
+
+RIVAL ?= .venv-speculators
+
+# speculators pins a torch and brings CUDA builds of what it imports along; the CPU build is asked for before and after.
+$(RIVAL)/.ready:
+	$(PYTHON) -m venv $(RIVAL)
+	$(RIVAL)/bin/python -m pip install --quiet torch==2.13.0
+	$(RIVAL)/bin/python -m pip install --quiet speculators==0.9.0 hs-connectors==0.9.0 torch==2.13.0
+	$(RIVAL)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio
+	touch $(RIVAL)/.ready
 
 demo: $(READY)  ## chats to a trained drafter on the built-in target, about twelve minutes on two cores
 	$(BIN)/headrace run examples/demo.yaml
@@ -56,6 +66,15 @@ prove-bad-input: $(READY)  ## bad input is an error or a counted skip
 
 prove-plan: $(READY)  ## the planner: published arithmetic, plan beside reality on the demo, no torch
 	$(BIN)/python benchmarks/prove/plan.py runs/demo
+
+prove-masks: $(READY)  ## loss masks beside rendered ones and marked templates, over all public templates and layouts
+	$(BIN)/python benchmarks/prove/masks.py
+
+prove-trainer: $(READY) $(RIVAL)/.ready  ## the trainer beside speculators 0.9.0 on the states of `make demo`, about half an hour
+	$(BIN)/python benchmarks/prove/trainer.py runs/demo $(RIVAL)/bin/python runs/prove-trainer
+
+prove-store: $(READY)  ## the store: kills, power loss, bit flips, scale, speed, a stalled disk; SIZE=full
+	$(BIN)/python benchmarks/prove/store.py runs/prove-store $(SIZE)
 
 format: $(READY)  ## rewrite to the house format
 	$(BIN)/ruff format src tests benchmarks

@@ -8,7 +8,7 @@ fit, held-out rows to judge.
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +42,20 @@ class Wish:
     max_tokens: int = 400_000
 
 
+def in_turn(prepared: PreparedSet, rows: Iterable[int], max_tokens: int) -> list[int]:
+    """Of some rows those that make up about `max_tokens` tokens, one of each source after the other."""
+    by_source: dict[str, list[int]] = {}
+    for row in rows:
+        by_source.setdefault(prepared.sample(row).source, []).append(row)
+    turns = itertools.zip_longest(*(by_source[source] for source in sorted(by_source)))
+    chosen, num_tokens = [], 0
+    for row in itertools.chain.from_iterable(turns):
+        if row is not None and num_tokens < max_tokens:
+            chosen.append(row)
+            num_tokens += int(prepared.lengths[row])
+    return chosen
+
+
 class Slice:
     """Samples of a store, sources in turn, up to a number of tokens; gone through as often as one likes."""
 
@@ -51,22 +65,10 @@ class Slice:
         self.codec = open_codec(self.reader.manifest.codec, folder.states)
         if not self.codec.spec.of_taps:
             raise CodecError("states as they were captured", f"the codec {self.codec.spec.name}", "capture raw")
-        self.rows = self._choose(heldout, max_tokens)
+        eligible = [row for row in np.flatnonzero(self.prepared.heldout == heldout).tolist() if row in self.reader]
+        self.rows = in_turn(self.prepared, eligible, max_tokens)
         if not self.rows:
             raise CodecError(f"{'held-out' if heldout else 'training'} rows with states", "none", "capture first")
-
-    def _choose(self, heldout: bool, max_tokens: int) -> list[int]:
-        by_source: dict[str, list[int]] = {}
-        for row in np.flatnonzero(self.prepared.heldout == heldout).tolist():
-            if row in self.reader:
-                by_source.setdefault(self.prepared.sample(row).source, []).append(row)
-        in_turn = itertools.zip_longest(*(by_source[source] for source in sorted(by_source)))
-        rows, num_tokens = [], 0
-        for row in itertools.chain.from_iterable(in_turn):
-            if row is not None and num_tokens < max_tokens:
-                rows.append(row)
-                num_tokens += int(self.prepared.lengths[row])
-        return rows
 
     def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Source and states [T, L, H] of each sample, in the dtype they were stored in."""

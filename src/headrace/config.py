@@ -17,9 +17,6 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
@@ -27,53 +24,12 @@ from pydantic import (
 )
 
 from headrace.errors import ConfigError
+from headrace.kinds import Beta, DataSource, Float, Int, Strict, greedy_or_warm, known_roles, plain
 
 MiB = 1024 * 1024
+RESOLVED = "run.resolved.yaml"  # beside every stage's output
 MAX_SEED = 2**31 - 1  # what every generator takes
-LOWEST_TEMPERATURE = 0.01  # as in vLLM: lower ones end in overflow
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
-_MOST_LEVELS = 32  # of a free-form setting
-
-
-def _no_truth(value: Any) -> Any:
-    """Pydantic would read true as 1."""
-    if isinstance(value, bool):
-        raise ValueError("a number is needed")
-    return value
-
-
-def _greedy_or_warm(value: float) -> float:
-    if 0 < value < LOWEST_TEMPERATURE:
-        raise ValueError(f"0 (greedy) or at least {LOWEST_TEMPERATURE} is needed")
-    return value
-
-
-def _plain(value: Any, name: str = "", level: int = 0) -> Any:
-    """Refuse what JSON cannot hold: it is hashed, saved beside every output, and read back."""
-    if level > _MOST_LEVELS:
-        raise ValueError(f"at most {_MOST_LEVELS} levels are needed, one inside the other")
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise ValueError(f"text is needed as a key, not the {type(key).__name__} {key!r}: quote it")
-            _plain(inner, f"{name}.{key}" if name else key, level + 1)
-    elif isinstance(value, list):
-        for inner in value:
-            _plain(inner, name, level + 1)
-    elif value is not None and not isinstance(value, str | int | float):
-        raise ValueError(f"{name} is a {type(value).__name__}: quote it, so that the template is given text")
-    return value
-
-
-Int = Annotated[int, BeforeValidator(_no_truth)]
-Float = Annotated[float, BeforeValidator(_no_truth)]
-Beta = Annotated[Float, Field(ge=0, lt=1)]
-
-
-class Strict(BaseModel):
-    """A section: unknown keys refused, frozen once read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class TargetConfig(Strict):
@@ -99,16 +55,30 @@ class TargetConfig(Strict):
 class PrepareConfig(Strict):
     """From chats to token ids and loss masks."""
 
-    data: list[str] = Field(default_factory=lambda: ["demo"], description="JSONL files of chats, or demo")
+    data: list[str | DataSource] = Field(
+        default=["demo"], description="chats: files, folders, hub:OWNER/NAME, or demo; or mappings"
+    )
     num_demo_prompts: Int = Field(480, ge=1, description="how many prompts the demo writes")
     max_tokens: Int = Field(2048, ge=2, description="longer samples are dropped and counted, never cut")
     min_trained_tokens: Int = Field(2, ge=1, description="samples with fewer trained tokens are dropped and counted")
     heldout_fraction: Float = Field(0.1, ge=0, lt=1, description="share of chats held out, chosen by content")
-    template_args: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(
+    template_args: Annotated[dict[str, Any], AfterValidator(plain)] = Field(
         default_factory=dict, description="extra arguments of the chat template"
     )
     max_samples: Int | None = Field(None, ge=1, description="stop after so many chats of `data`")
-    heldout_data: list[str] = Field(default_factory=list, description="JSONL files of chats that are held out whole")
+    heldout_data: list[str | DataSource] = Field(default_factory=list, description="chats that are held out whole")
+    roles: Annotated[dict[str, str], AfterValidator(known_roles)] = Field(
+        default_factory=dict, description="other names of roles, each with the role it stands for"
+    )
+    train_turns: Literal["all", "last"] = Field("all", description="which assistant turns of a chat are trained")
+    train_tool_arguments: bool = Field(True, description="false leaves out the arguments of tool calls")
+    shuffle: bool = Field(False, description="rows in the order of a hash of their content, so that sources mix")
+
+    def decisive(self) -> dict[str, Any]:
+        """What decides samples, data apart; newer settings where they are set, so that older sets stay valid."""
+        newer = ("roles", "train_turns", "train_tool_arguments", "shuffle")
+        unset = {key for key in newer if getattr(self, key) == getattr(PrepareConfig(), key)}
+        return self.model_dump(exclude={"data", "heldout_data", *unset})
 
 
 class RegenerateConfig(Strict):
@@ -116,7 +86,7 @@ class RegenerateConfig(Strict):
 
     enabled: bool = Field(True, description="replace the answers of the data by the target's own")
     max_new_tokens: Int = Field(256, ge=1, description="answers are cut after so many tokens, and counted")
-    temperature: Annotated[Float, AfterValidator(_greedy_or_warm)] = Field(0.0, ge=0, description="0 is greedy")
+    temperature: Annotated[Float, AfterValidator(greedy_or_warm)] = Field(0.0, ge=0, description="0 is greedy")
     top_p: Float = Field(1.0, ge=0.01, le=1, description="nucleus, for temperature > 0")
     batch_size: Int = Field(32, ge=1, description="prompts answered together")
     drop_cut: bool = Field(False, description="leave out answers that met the limit")
@@ -135,8 +105,11 @@ class CaptureConfig(Strict):
 
     group_tokens: Int = Field(4096, ge=1, description="padded tokens of one forward pass")
     codec: str = Field(
-        "raw", description="raw, lossless, fp8, rotated:BITS, or the folder that headrace codec fit made"
+        "raw",
+        description="raw, lossless, fp8, rotated:BITS, latent:RANKxBITS (fitted on a raw slice first), auto (by "
+        "store.max_bytes), or the folder that headrace codec fit made",
     )
+    fit_tokens: Int = Field(400_000, ge=1, description="tokens of the raw slice that a latent is fitted on")
     dtype: Literal["bfloat16", "float32", "float16"] | None = Field(
         None, description="dtype of stored states; none means target.dtype, or bfloat16 where that is auto"
     )
@@ -145,10 +118,12 @@ class CaptureConfig(Strict):
 
 
 class StoreConfig(Strict):
-    """When shards are sealed."""
+    """When shards are sealed, and what states may take."""
 
     shard_bytes: Int = Field(256 * MiB, gt=0, description="size at which a shard is sealed")
     shard_seconds: Float = Field(60.0, gt=0, description="age at which a shard is sealed")
+    max_bytes: Int | None = Field(None, gt=0, description="bytes that states may take; none means what the disk holds")
+    queue_bytes: Int = Field(256 * MiB, gt=0, description="records held in memory while the disk is slow")
 
 
 class DrafterConfig(Strict):
@@ -199,6 +174,7 @@ class TrainConfig(Strict):
     decay_ratio: Float = Field(0.2, gt=0, le=1, description="wsd: share of steps with a falling rate")
     weight_decay: Float = Field(0.01, ge=0, description="on matrices only")
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's")
+    scale_taps: bool = Field(True, description="divide each tap by its RMS before fc, folded in at export")
     ema: Float = Field(
         0.0, ge=0, lt=1, description="decay of an average of the weights, which is evaluated and exported; 0: none"
     )
@@ -220,7 +196,7 @@ class EvaluateConfig(Strict):
 
     num_prompts: Int | None = Field(None, ge=1, description="held-out prompts; none means all")
     max_new_tokens: Int = Field(96, ge=1, description="tokens of each answer")
-    temperature: Annotated[Float, AfterValidator(_greedy_or_warm)] = Field(
+    temperature: Annotated[Float, AfterValidator(greedy_or_warm)] = Field(
         0.0, ge=0, description="0 is greedy, and checked token by token"
     )
     dtype: Literal["bfloat16", "float32"] = Field("float32", description="identity is promised in float32")
@@ -282,9 +258,9 @@ class Resolved:
         return "\n".join(lines) + "\n"
 
     def save(self, folder: Path) -> Path:
-        """Write `run.resolved.yaml` into a folder, atomically."""
+        """Write it into a folder, atomically."""
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "run.resolved.yaml"
+        path = folder / RESOLVED
         temporary = path.with_suffix(".tmp")
         temporary.write_text(self.to_yaml(), encoding="utf-8")
         temporary.replace(path)

@@ -136,7 +136,7 @@ class Stage:
         """
         if not self._path.exists():
             return "new"
-        stored = self._stored()
+        stored = self._found()
         for key in sorted({*stored["identity"], *self.identity}):
             was, now = stored["identity"].get(key), self.identity.get(key)
             if was != now:
@@ -160,13 +160,27 @@ class Stage:
 
     def summary(self) -> dict[str, Any]:
         """The summary of a finished stage."""
-        return dict(self._stored()["summary"])
+        return dict(self._found()["summary"])
 
-    def _stored(self) -> dict[str, Any]:
-        hint = f"remove {self._path}'s folder to make this stage again"
-        stored = read_json(self._path, hint)
-        kinds = {"identity": dict, "finished": bool, "summary": dict}
-        wrong = [key for key, kind in kinds.items() if not isinstance(stored.get(key), kind)]
-        if wrong:
-            raise ConfigError(f"{', '.join(wrong)} of the stage in {self._path}", "another content", hint)
+    def _found(self) -> dict[str, Any]:
+        stored = read_stage(self.folder)
+        if stored is None:
+            raise ConfigError(f"a stage in {self.folder}", f"no {self._path}", "run the stage again")
         return stored
+
+
+def read_stage(folder: Path) -> dict[str, Any] | None:
+    """What `stage.json` of a folder says: `identity`, `finished`, `summary`; None where there is none.
+
+    Raises: ConfigError for a damaged one.
+    """
+    path = folder / "stage.json"
+    if not path.is_file():
+        return None
+    hint = f"restore {path}, or remove its folder to make this stage again"
+    stored = read_json(path, hint)
+    kinds = {"identity": dict, "finished": bool, "summary": dict}
+    wrong = [key for key, kind in kinds.items() if not isinstance(stored.get(key), kind)]
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)} of the stage in {path}", "another content", hint)
+    return stored

@@ -1,7 +1,7 @@
 """The record: one sample's ids, mask and encoded states, as the same bytes on disk, on the wire and in the trainer.
 
 In: a sample of a prepared set and a codec's payload. Out: segments of at most 8 MiB, each one Arrow message with
-a digest over every byte of it. Digests are checked before Arrow sees the bytes. Layout: docs/formats/store-0.md.
+a digest over every byte of it. Digests are checked before Arrow sees the bytes. Layout: docs/formats/store-1.md.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ SCHEMA = pa.schema(
         pa.field("loss_mask", pa.list_(pa.uint8()), nullable=False),
         pa.field("payload", pa.large_binary(), nullable=False),
     ],
-    metadata={b"headrace": b"record-0"},
+    metadata={b"headrace": b"record-1"},
 )
 
 

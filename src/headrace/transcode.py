@@ -48,7 +48,8 @@ def transcode(cfg: RunFile, source: RunFolder, to: RunFolder, codec: str, progre
         return stage.summary()
     stage.begin()
     old_codec, new_codec = open_codec(old, source.states), open_codec(spec, fitted)
-    with StoreWriter(to.states, manifest, cfg.store.shard_bytes, cfg.store.shard_seconds) as writer:
+    own = cfg.store
+    with StoreWriter(to.states, manifest, own.shard_bytes, own.shard_seconds, max_bytes=own.max_bytes) as writer:
         copy_basis(spec, fitted, to.states)
         missing = [row for row in reader.rows.tolist() if row not in writer.committed]
         progress.start("transcode", reader.num_records, "records", reader.num_records - len(missing))

@@ -21,7 +21,9 @@ from headrace.files import Stage
 from headrace.order import capture_groups
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Silent
+from headrace.store.budget import StoreFull
 from headrace.store.reader import StoreReader
+from headrace.store.verify import verify
 from headrace.store.writer import StoreWriter
 from headrace.taps import Tap
 from headrace.target.transformers_target import TransformersTarget, load_target
@@ -287,3 +289,30 @@ def test_the_last_state_is_stored_beside_the_taps_when_asked_for(
     assert [str(tap) for tap in capture_taps(asked, 5)] == ["after_block:0", "after_block:2", "final:pre_norm"]
     summary = capture(asked, folder, target, Silent())
     assert summary["bytes_raw"] == sum(LENGTHS) * 3 * target.spec.hidden_size * 2
+
+
+def with_budget(cfg: RunFile, max_bytes: int) -> RunFile:
+    return cfg.model_copy(update={"store": cfg.store.model_copy(update={"max_bytes": max_bytes})})
+
+
+def test_what_cannot_fit_is_refused_before_the_target_runs(
+    cfg: RunFile, folder: RunFolder, target: TransformersTarget
+) -> None:
+    def never(_: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("the target ran")
+
+    with pytest.raises(StoreFull, match=r"store\.max_bytes 9,000"):
+        capture(with_budget(cfg, 9_000), folder, Faulty(target, 7, never), Silent())
+
+
+def test_a_budget_that_runs_out_says_what_is_missing_and_capture_goes_on(
+    cfg: RunFile, folder: RunFolder, target: TransformersTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.capture.capture.expected_bytes", lambda *_: 1)  # a codec that promised too much
+    with pytest.raises(StoreFull, match=r"of 12 samples are missing: [0-9]+ tokens"):
+        capture(with_budget(cfg, 12_000), folder, target, Silent())
+    reader = StoreReader(folder.states)
+    assert 0 < reader.num_records < len(LENGTHS)
+    assert verify(folder.states) == []
+    capture(cfg, folder, target, Silent())
+    assert sorted(payloads(folder)) == list(range(len(LENGTHS)))

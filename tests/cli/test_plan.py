@@ -119,7 +119,7 @@ def checked(root: Path, plan: str, *words: str) -> Result:
     """Check a run that captured, with a plan.json of this content."""
     (root / "states").mkdir()
     summary = {"bytes_raw": 100, "bytes_stored": 120}
-    (root / "states" / "stage.json").write_text(json.dumps({"finished": True, "summary": summary}))
+    (root / "states" / "stage.json").write_text(json.dumps({"identity": {}, "finished": True, "summary": summary}))
     (root / "plan.json").write_text(plan)
     return CliRunner().invoke(app, ["plan", "--check", str(root), *words])
 

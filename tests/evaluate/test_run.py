@@ -155,7 +155,7 @@ def test_a_floor_that_was_trained_for_longer_or_is_not_wanted_is_left_out(pair: 
 
 def test_a_training_that_has_not_ended_is_told(pair: Pair, tmp_path: Path) -> None:
     cfg, folder = made_run(pair, tmp_path)
-    (folder.train() / "stage.json").write_text('{"finished": false}')
+    (folder.train() / "stage.json").write_text('{"identity": {}, "finished": false, "summary": {}}')
     told = Notes()
     evaluate(cfg, folder, pair.target, told)
     assert any("stopped after step 1 of 1" in note for note in told.notes)

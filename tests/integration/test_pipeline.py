@@ -77,6 +77,10 @@ def test_the_exported_folder_has_the_trainers_tau(run_file: Path) -> None:
 def test_a_sample_is_shown(run_file: Path) -> None:
     call("run", str(run_file))
     assert "tokens trained" in call("show", str(run_file), "--row", "3")
+    assert "by source" in call("show", str(run_file), "--stats")
+    told = json.loads(call("show", str(run_file), "--stats", "--json").splitlines()[-1])
+    assert told["roles"]["user"]["trained"] == 0
+    assert told["roles"]["assistant"]["trained"] > 0
 
 
 def test_a_changed_setting_is_refused_by_name(run_file: Path) -> None:

@@ -47,9 +47,6 @@ def test_a_codec_that_nobody_knows_is_refused(name: str) -> None:
 
 
 def test_only_what_the_codec_room_knows_is_available() -> None:
-    assert codec_size("raw", 5, 5120).available
-    assert codec_size("rotated:4", 5, 5120).available
-    assert not codec_size("latent:2560x4", 5, 5120).available
     with pytest.raises(PlanError, match="dtype"):
         codec_size("raw", 5, 5120, "int8")
 
@@ -91,7 +88,6 @@ def test_a_fitted_codec_is_named_by_its_folder(tmp_path: Path) -> None:
     size = codec_size(folder, 5, 64)
     assert size.name == f"latent:64 ({folder})"
     assert size.setting == folder
-    assert size.available
     assert size.num_features == 64
     assert size.value == pytest.approx(64 / 2 + 2 + 0.01 * (4 + 2 * 64))
     assert size.bytes_per_token.formula == "64 coordinates x 4 bits / 8 + 1 scales x 2 B + 1.0000% of tokens x 132 B"

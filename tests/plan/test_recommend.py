@@ -53,8 +53,11 @@ def test_one_24_gb_card_is_told_what_would_be_possible(tmp_path: Path) -> None:
 
 def test_this_version_is_told_apart_from_what_is_planned(tmp_path: Path) -> None:
     found = make_plan(the_data_set(tmp_path, **NVME)).recommendation
-    assert found.now is None
-    assert any("planned, not in this version" in reason for reason in found.reasons)
+    assert found.now is not None
+    assert found.now == found.best
+    streamed = make_plan(the_data_set(tmp_path, **LINK)).recommendation
+    assert streamed.now != streamed.best
+    assert any("planned, not in this version" in reason for reason in streamed.reasons)
     roomy = make_plan(the_data_set(tmp_path, capture_gpu="b200:8", disk_budget="100 TB")).recommendation
     assert roomy.now is not None
     assert (roomy.now.way, roomy.now.codec) == ("store", "raw")

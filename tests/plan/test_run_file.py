@@ -20,7 +20,7 @@ from tests.train.runs import drafts
 
 def finished(folder: Path, **summary: Any) -> None:
     folder.mkdir(parents=True)
-    (folder / "stage.json").write_text(json.dumps({"finished": True, "summary": summary}))
+    (folder / "stage.json").write_text(json.dumps({"identity": {}, "finished": True, "summary": summary}))
 
 
 def test_the_prepared_set_gives_exact_lengths(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_what_a_run_took_is_read_from_its_stages(tmp_path: Path) -> None:
 
 def test_a_run_that_has_not_finished_a_stage_cannot_be_checked(tmp_path: Path) -> None:
     (tmp_path / "states").mkdir()
-    (tmp_path / "states" / "stage.json").write_text(json.dumps({"finished": False, "summary": {}}))
+    (tmp_path / "states" / "stage.json").write_text(json.dumps({"identity": {}, "finished": False, "summary": {}}))
     with pytest.raises(PlanError, match="captured or trained"):
         real_figures(RunFolder(tmp_path))
 
@@ -106,9 +106,10 @@ def test_what_a_run_weighs_is_read_where_nobody_timed_it(tmp_path: Path) -> None
         "{}",
         '{"finished": true}',
         '{"finished": true, "summary": []}',
-        '{"finished": true, "summary": {"bytes_raw": 1}}',
-        '{"finished": true, "summary": {"bytes_raw": "x", "bytes_stored": 1}}',
-        '{"finished": true, "summary": {"bytes_raw": NaN, "bytes_stored": 1}}',
+        '{"finished": true, "summary": {}}',
+        '{"identity": {}, "finished": true, "summary": {"bytes_raw": 1}}',
+        '{"identity": {}, "finished": true, "summary": {"bytes_raw": "x", "bytes_stored": 1}}',
+        '{"identity": {}, "finished": true, "summary": {"bytes_raw": NaN, "bytes_stored": 1}}',
     ],
 )
 def test_a_damaged_stage_is_named(tmp_path: Path, content: str) -> None:

@@ -155,7 +155,7 @@ def test_an_assistant_who_only_opens_and_a_chat_with_tools_are_counted(tmp_path:
         {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}], "tools": [{}]},
         qa("hi", "yes"),
     )
-    assert bench.build()[0]["dropped"] == {"no_assistant_turn": 1, "uses_tools": 1}
+    assert bench.build()[0]["dropped"] == {"no_assistant_turn": 1, "template_leaves_out_tools": 1}
 
 
 def test_a_rewriting_template_gives_one_sample_a_turn_in_the_same_split(tmp_path: Path) -> None:
@@ -254,7 +254,8 @@ def test_changed_demo_prompts_never_meet_old_output(tmp_path: Path, monkeypatch:
     cfg = bench.cfg(data=["demo"], num_demo_prompts=12)
     build_prompts(cfg, bench.folder, bench.model, Silent())
     other = [{"messages": [{"role": "user", "content": "hi"}], "source": "s"}]
-    monkeypatch.setattr("headrace.prepare.build.demo_prompts", lambda num: other)
+    for room in ("build", "chats"):
+        monkeypatch.setattr(f"headrace.prepare.{room}.demo_prompts", lambda num: other)
     with pytest.raises(ConfigError, match="the same data"):
         build_prompts(cfg, bench.folder, bench.model, Silent())
 

@@ -49,7 +49,8 @@ def test_blank_lines_are_passed_over(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": "x", "\udc00": 1}]}, r"chats\.jsonl:2: .*surrogates"),
         ("[" * 5000, r"chats\.jsonl:2: .*recursion"),
         ({"prompt": "hi", "more": NESTED}, r"chats\.jsonl:2: more than 64 levels"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "list"),
+        ({"messages": [{"role": "user", "content": 3}]}, "int"),
+        ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "hologram"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: object, found: str) -> None:
@@ -84,15 +85,16 @@ def test_the_demo_stands_for_its_prompts() -> None:
     assert len(list(read_chats(["demo"], 12))) == 12
 
 
-def test_chats_that_use_tools_are_told_apart(tmp_path: Path) -> None:
-    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
+def test_the_tools_of_a_chat_are_kept(tmp_path: Path) -> None:
     user = {"role": "user", "content": "hi"}
     path = tmp_path / "chats.jsonl"
-    rows = [{"messages": [user]}, {"messages": [user, call]}, {"messages": [user], "tools": [{"name": "f"}]}]
+    rows = [{"messages": [user]}, {"messages": [user], "tools": [{"name": "f"}]}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [chat.tools for chat in read_chats([str(path)], 0)] == [False, True, True]
+    wrapped = {"type": "function", "function": {"name": "f"}}
+    assert [chat.tools for chat in read_chats([str(path)], 0)] == [(), (wrapped,)]
 
 
 def test_thinking_in_a_field_of_its_own_counts_as_written() -> None:
     assert written({"role": "assistant", "content": " ", "reasoning_content": "hm"}) == "hm"
     assert written({"role": "assistant", "content": "\n"}) == ""
+    assert "f" in written({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]})

@@ -26,7 +26,7 @@ def a_run(root: Path) -> RunFolder:
         (folder.states / "stage.json", {"bytes_raw": 2000, "bytes_stored": 2100, "num_tokens": 10}),
     ):
         path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({"finished": True, "summary": value}))
+        path.write_text(json.dumps({"identity": {}, "finished": True, "summary": value}))
     lines = [{"stage": "train", "seconds": 2.0}, {"stage": "eval", "seconds": 1.5}, {"stage": "train", "seconds": 1.0}]
     (root / "stages.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"stage": "tor')
     metrics = [{"step": 1, "loss": 3.0, "tau": None}, {"step": 2, "loss": 2.0, "tau": 1.5}]
@@ -57,9 +57,16 @@ def test_a_missing_stage_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"finished": false, "summary": {}}'])
-def test_an_unfinished_or_damaged_stage_is_named(tmp_path: Path, content: str) -> None:
+def test_a_damaged_stage_is_named(tmp_path: Path, content: str) -> None:
     folder = a_run(tmp_path)
     (folder.states / "stage.json").write_text(content)
+    with pytest.raises(HeadraceError, match=r"states/stage\.json"):
+        gather(folder)
+
+
+def test_an_unfinished_stage_says_what_to_run(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    (folder.states / "stage.json").write_text('{"identity": {}, "finished": false, "summary": {}}')
     with pytest.raises(HeadraceError, match="headrace capture"):
         gather(folder)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import StoreError
-from headrace.store.append import AppendFile
+from headrace.store.append import AppendFile, make_durable_folder
 
 
 def test_bytes_go_to_the_end_of_what_is_there(tmp_path: Path) -> None:
@@ -60,3 +60,12 @@ def test_truncate_forgets_the_end(tmp_path: Path) -> None:
     file.write(b"Z")
     file.close()
     assert (tmp_path / "a").read_bytes() == b"abZ"
+
+
+def test_a_folder_is_made_durable_up_to_the_first_one_that_was_there(tmp_path, monkeypatch) -> None:
+    synced = []
+    monkeypatch.setattr("headrace.store.append.fsync_folder", synced.append)
+    make_durable_folder(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)
+    make_durable_folder(tmp_path / "a" / "b" / "c")

@@ -7,8 +7,10 @@ import pytest
 from headrace.errors import StoreError
 from headrace.record import Record
 from headrace.source import Hole, Position, Source
+from headrace.store import folder_source
 from headrace.store.folder_source import FolderSource
 from headrace.store.reader import StoreReader
+from headrace.store.shard import read_trailer, shard_name
 from headrace.store.writer import StoreWriter
 from headrace.testing.states import fake_manifest, fake_record, fake_sample
 
@@ -105,3 +107,48 @@ def test_closing_leaves_no_thread_behind(make_store) -> None:
 def test_a_bound_of_nothing_is_refused(make_store) -> None:
     with pytest.raises(StoreError, match="read_ahead"):
         FolderSource(make_store(1), 0)
+
+
+def damage(root: Path, *rows: int) -> None:
+    for row in rows:
+        shard = root / "shards" / shard_name(1, row // 2)
+        index = read_trailer(shard)
+        content = bytearray(shard.read_bytes())
+        content[int(index["offset"][index["row"] == row][0]) + 400] ^= 1
+        shard.write_bytes(content)
+
+
+def test_a_damaged_record_becomes_a_hole_that_stays_and_is_counted(make_store, monkeypatch) -> None:
+    root = make_store(8)
+    damage(root, 3, 4)
+    source = FolderSource(root, 2)
+    assert source.holes() == {}
+    items = list(source.records(positions(*range(8))))
+    assert [item.row for item in items] == list(range(8))
+    assert [item.row for item in items if isinstance(item, Hole)] == [3, 4]
+    assert sorted(source.damaged) == sorted(source.holes()) == [3, 4]
+    assert shard_name(1, 1) in source.damaged[3]
+    assert source.holes()[3].reason == f"damaged: {source.damaged[3]}"
+    monkeypatch.setattr(StoreReader, "read", None)  # known now: the disk is not asked again
+    assert isinstance(next(iter(source.records(positions(3)))), Hole)
+    source.close()
+
+
+def test_more_than_a_few_damaged_records_stop_the_run(make_store, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_store(8)
+    damage(root, 1, 3, 5)
+    monkeypatch.setattr(folder_source, "DAMAGED_FEW", 2)
+    source = FolderSource(root, 1, 1)
+    with pytest.raises(StoreError, match="at most 1% of the records damaged"):
+        list(source.records(positions(*range(8))))
+    source.close()
+
+
+def test_a_shard_that_is_gone_is_an_error_not_a_hole(make_store) -> None:
+    root = make_store(4)
+    (root / "shards" / shard_name(1, 1)).unlink()
+    source = FolderSource(root, 1)
+    with pytest.raises(StoreError, match="No such file"):
+        list(source.records(positions(0, 1, 2)))
+    assert source.holes() == {}
+    source.close()

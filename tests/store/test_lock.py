@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,9 @@ import pytest
 
 from headrace.errors import StoreError
 from headrace.store.lock import StoreLock, boot_id
+from headrace.store.reader import StoreReader
+from headrace.store.writer import StoreWriter
+from headrace.testing.states import fake_manifest
 
 TAKE = "import sys; from pathlib import Path; from headrace.store.lock import StoreLock; StoreLock(Path(sys.argv[1]))"
 
@@ -60,3 +64,35 @@ os.waitpid(child, 0)
 
 def test_a_forked_child_neither_holds_nor_frees_the_lock(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", FORK, str(tmp_path)], check=True)
+
+
+STOPPED = """
+import sys, time
+from pathlib import Path
+from headrace.store.writer import StoreWriter
+from headrace.testing.states import fake_manifest, fake_record
+with StoreWriter(Path(sys.argv[1]), fake_manifest(), 1 << 30, 1e9) as writer:
+    for row in range(4):
+        writer.add(fake_record(row, writer.generation))
+        print(row, flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_stopped_writer_keeps_the_lock_and_commits_once_when_it_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STOPPED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(StoreError, match=str(process.pid)):
+            StoreWriter(tmp_path, fake_manifest(), 1 << 30, 1e9)
+        process.send_signal(signal.SIGCONT)
+        process.communicate("\n" * 4)
+    assert process.returncode == 0
+    reader = StoreReader(tmp_path)
+    assert reader.rows.tolist() == list(range(4))
+    assert len(reader.entries()) == 4
+    with StoreWriter(tmp_path, fake_manifest(), 1 << 30, 1e9) as writer:
+        assert (writer.generation, writer.notes) == (2, [])

@@ -1,3 +1,4 @@
+import errno
 import os
 import random
 import shutil
@@ -5,12 +6,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.errors import StoreError
 from headrace.store import journal
 from headrace.store import reader as reader_module
-from headrace.store.reader import StoreReader
+from headrace.store.reader import DamagedRecord, StoreReader
 from headrace.store.shard import read_trailer, shard_name
 from headrace.store.writer import StoreWriter
 from headrace.testing.states import fake_manifest, fake_record, fake_sample, same_records
@@ -84,8 +86,7 @@ def test_the_highest_valid_generation_wins(make_store) -> None:
     writer.close()
 
 
-def test_a_record_is_one_positioned_read_a_segment(make_store, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = StoreReader(make_store(4))
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     real = os.pread
 
@@ -94,10 +95,60 @@ def test_a_record_is_one_positioned_read_a_segment(make_store, monkeypatch: pyte
         return real(descriptor, length, offset)
 
     monkeypatch.setattr(os, "pread", counted)
+    return sizes
+
+
+def test_a_record_is_one_positioned_read(make_store, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = StoreReader(make_store(4))
+    sizes = counted_reads(monkeypatch)
     reader.read(3, fake_sample(3).id)
-    assert len(sizes) == 3
     reader.read(1, fake_sample(1).id)
-    assert len(sizes) == 4
+    assert len(sizes) == 2
+
+
+def test_a_long_record_is_read_in_pieces(make_store, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = StoreReader(make_store(4))
+    sizes = counted_reads(monkeypatch)
+    monkeypatch.setattr(reader_module, "READ_BYTES", 2100)
+    assert same_records(reader.read(3, fake_sample(3).id), expected(3))
+    assert len(sizes) == 2
+    assert max(sizes) <= 2100
+
+
+@pytest.mark.parametrize(("start", "end", "segments"), [(0, 12, (0, 1, 2)), (0, 4, (0,)), (3, 5, (0, 1)), (8, 9, (2,))])
+def test_a_range_of_tokens_reads_only_the_segments_that_hold_it(make_store, monkeypatch, start, end, segments) -> None:
+    reader = StoreReader(make_store(4))
+    sizes = counted_reads(monkeypatch)
+    found = reader.read_tokens(3, fake_sample(3).id, start, end)
+    assert tuple(segment.segment for segment in found) == segments
+    assert found[0].token_start <= start < end <= found[-1].token_start + found[-1].num_tokens
+    assert b"".join(s.payload for s in found) == b"".join(expected(3).segments[k].payload for k in segments)
+    assert len(sizes) == 1
+    assert sizes[0] < 1100 * len(segments)
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1, 3), (3, 3), (5, 4), (0, 13), (12, 13)])
+def test_a_range_outside_the_sample_is_refused(make_store, start: int, end: int) -> None:
+    with pytest.raises(StoreError, match="within the 12 tokens of row 3"):
+        StoreReader(make_store(4)).read_tokens(3, fake_sample(3).id, start, end)
+
+
+def test_damage_is_told_apart_from_a_disk_that_does_not_answer(make_store, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = StoreReader(make_store(2))
+
+    def fail(code: int) -> None:
+        def raise_error(*_: object) -> bytes:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(os, "pread", raise_error)
+
+    fail(errno.EIO)
+    with pytest.raises(DamagedRecord, match="Input/output"):
+        reader.read(1, fake_sample(1).id)
+    fail(errno.ESTALE)
+    with pytest.raises(StoreError, match="Stale") as caught:
+        reader.read(1, fake_sample(1).id)
+    assert not isinstance(caught.value, DamagedRecord)
 
 
 def test_reading_changes_nothing_on_disk(make_store) -> None:
@@ -152,13 +203,12 @@ def test_an_open_store_without_a_sealed_shard_reads_as_empty(tmp_path: Path) -> 
 def test_an_index_that_names_another_record_is_noticed(make_store) -> None:
     root = make_store(4)
     path = root / journal.FILE_NAME
-    rows = journal.read_journal(path)
-    wrong = rows.copy()
-    for place in ("offset", "length", "digest"):  # row 1 is made to lie where row 2 lies, digest and all
-        wrong[place][rows["row"] == 1] = rows[place][rows["row"] == 2]
-    shards = (int(rows["shard_generation"][0]), int(rows[rows["row"] == 2]["shard_number"][0]))
-    journal.rewrite_journal(path, journal.journal_rows(wrong, *shards))
-    with pytest.raises(StoreError, match="another segment"):
+    rows = journal.index_rows(journal.read_journal(path))
+    mine = rows[rows["row"] == 2]
+    mine["row"], mine["id"] = 1, np.void(fake_sample(1).id)  # row 1 is made to lie where row 2 lies, digest and all
+    path.unlink()
+    journal.append_journal(path, mine, 1, 1)
+    with pytest.raises(DamagedRecord, match="another segment"):
         StoreReader(root).read(1, fake_sample(1).id)
 
 

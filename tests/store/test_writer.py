@@ -147,9 +147,9 @@ def test_a_new_generation_supersedes_and_closing_compacts(tmp_path: Path) -> Non
     assert list(zip(rows["row"].tolist(), rows["generation"].tolist(), strict=True)) == [
         (0, 1),
         (0, 1),
+        (2, 1),
+        (2, 1),
         (1, 2),
-        (2, 1),
-        (2, 1),
     ]
     assert same_records(StoreReader(tmp_path).read(1, fake_sample(1).id), fake_record(1, 2))
     with open_writer(tmp_path) as writer:

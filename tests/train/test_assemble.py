@@ -97,3 +97,13 @@ def test_an_objective_that_needs_last_states_is_refused_without_them(tmp_path: P
     for features in (True, False):
         with pytest.raises(TrainError, match=r"capture\.final_state"):
             assemble(run_file(tmp_path, tiny_target, objective="kl"), folder, features)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_taps_are_scaled_unless_told_otherwise(tmp_path: Path, tiny_target: Path, scaled: bool) -> None:
+    folder = make_run(tmp_path, tiny_target)
+    parts = assemble(run_file(tmp_path, tiny_target, scale_taps=scaled), folder, True)
+    scale_F = parts.new_drafter(0).feature_scale
+    parts.close()
+    assert bool((scale_F == 1).all()) is not scaled
+    assert parts.identity["train.scale_taps"] is scaled

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 
 from headrace.capture.check import check_states
+from headrace.capture.growth import adopt_growth
 from headrace.codec.base import TORCH_DTYPES, Codec
+from headrace.codec.drift import Drift
 from headrace.codec.registry import chosen_spec, copy_basis, open_codec
 from headrace.codec.spec import CodecSpec
 from headrace.config import RunFile, RunFolder
@@ -25,7 +27,9 @@ from headrace.order import CaptureGroup, capture_groups
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Progress
 from headrace.record import Record, Sample, make_record, segment_spans
+from headrace.store.budget import StoreFull, check_room, expected_bytes
 from headrace.store.manifest import Manifest, make_manifest
+from headrace.store.queue import RecordQueue
 from headrace.store.reader import StoreReader
 from headrace.store.writer import StoreWriter
 from headrace.taps import FINAL_PRE_NORM, Tap, default_taps, parse_taps
@@ -46,21 +50,33 @@ def capture(cfg: RunFile, folder: RunFolder, target: Target, progress: Progress)
     _check_final(spec, taps)
     codec = open_codec(spec, fitted)
     manifest = _manifest(cfg, target, taps, codec, prepared)
+    if grown := adopt_growth(folder.states, prepared):
+        progress.note(f"states: {grown}")
     stage = Stage(folder.states, "capture", _identity(cfg, manifest))
     known = stage.state()
     if known == "new":
         stage.begin()
-    with StoreWriter(folder.states, manifest, cfg.store.shard_bytes, cfg.store.shard_seconds) as writer:
+    own = cfg.store
+    with StoreWriter(folder.states, manifest, own.shard_bytes, own.shard_seconds, max_bytes=own.max_bytes) as writer:
         copy_basis(spec, fitted, folder.states)  # beside a manifest that was found to name it
         for note in writer.notes:
             progress.note(f"states: {note}")
-        work = _Capture(cfg, prepared, target, taps, codec, writer, progress)
+        work = _Capture(cfg, prepared, target, taps, codec, writer, progress, drift=Drift.of(codec))
         groups = work.missing_groups()
         if known == "done" and not groups:
             progress.note("states: captured before, kept")
             return stage.summary()
-        speed = work.run(groups)
-    summary = {**store_sizes(folder, prepared, codec), **speed, "taps": [str(tap) for tap in taps]}
+        work.check_room()
+        try:
+            with RecordQueue(writer, own.queue_bytes) as work.queue:
+                speed = work.run(groups)
+        except StoreFull as exc:
+            writer.seal()
+            raise work.stopped(exc) from exc
+    drift = {} if work.drift is None else {"drift": work.drift.summary()}
+    if work.drift is not None and (told := work.drift.note()) is not None:
+        progress.note(f"drift: {told}")
+    summary = {**store_sizes(folder, prepared, codec), **speed, **drift, "taps": [str(tap) for tap in taps]}
     stage.finish(summary)
     return summary
 
@@ -97,6 +113,26 @@ class _Capture:
     codec: Codec
     writer: StoreWriter
     progress: Progress
+    queue: RecordQueue | None = None
+    drift: Drift | None = None
+
+    def check_room(self) -> None:
+        """Refuse, before the first forward pass, what will not fit. Raises: StoreFull."""
+        lengths = self.prepared.lengths[self._missing_rows()]
+        expected = expected_bytes(lengths.tolist(), self.codec.spec.bytes_per_token())
+        check_room(self.writer.root, self.writer.num_bytes, expected, self.cfg.store.max_bytes)
+
+    def stopped(self, error: StoreFull) -> StoreFull:
+        """The same error, with what is missing from the store as it is now."""
+        rows = self._missing_rows()
+        lengths = self.prepared.lengths[rows].tolist()
+        more = expected_bytes(lengths, self.codec.spec.bytes_per_token())
+        missing = f"{len(rows)} of {self.prepared.num_samples} samples are missing"
+        found = f"{error.args[1]}; {missing}: {sum(lengths):,} tokens, about {more:,} bytes"
+        return StoreFull(error.args[0], found, error.args[2])
+
+    def _missing_rows(self) -> list[int]:
+        return [row for row in range(self.prepared.num_samples) if self._missing(row)]
 
     def missing_groups(self) -> list[CaptureGroup]:
         """Groups with a row that is neither stored nor failed for good."""
@@ -112,21 +148,23 @@ class _Capture:
     def run(self, groups: Sequence[CaptureGroup]) -> dict[str, float]:
         """Capture groups in order. Returns: seconds and tokens_s, tokens that were run, not those that were stored."""
         lengths = self.prepared.lengths
-        stored = [row for row in range(self.prepared.num_samples) if not self._missing(row)]
-        done, run_tokens, num_bytes = int(lengths[stored].sum()), 0, 0
+        done, run_tokens, num_bytes = int(lengths.sum() - lengths[self._missing_rows()].sum()), 0, 0
         self.progress.start("capture", int(lengths.sum()), "tokens", done)
         started = time.monotonic()
         self._stop_if_too_many()
         for group in groups:
             records = self._group(group)
+            assert self.queue is not None
             for record in records:
-                self.writer.add(record)
+                self.queue.add(record)
             rows = list(group.rows)
             run_tokens += int(lengths[rows].sum())
             done += sum(record.num_tokens for record in records)
             num_bytes += sum(record.num_bytes for record in records)
             seconds = max(time.monotonic() - started, 1e-9)
             self.progress.advance(done, tokens_s=run_tokens / seconds, MB=num_bytes / 1e6)
+        if self.queue is not None:
+            self.queue.flush()
         self.progress.end()
         seconds = max(time.monotonic() - started, 1e-9)
         return {"seconds": round(seconds, 3), "tokens_s": round(run_tokens / seconds, 1)}
@@ -165,6 +203,8 @@ class _Capture:
     def _record(self, sample: Sample, states_TLH: torch.Tensor) -> Record:
         spans = segment_spans(sample.num_tokens, self.codec.spec.bytes_per_token())
         payloads = [self.codec.encode(states_TLH[start:end]) for start, end in spans]
+        if self.drift is not None:
+            self.drift.see(sample.row, sample.source, states_TLH)
         return make_record(sample, spans, payloads, self.writer.generation)
 
     def _fail(self, sample: Sample, reason: str) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from headrace.config import RunFile, RunFolder
 from headrace.errors import CaptureError
 from headrace.files import Stage
+from headrace.prepare.grow import adopt, chain
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Progress
 from headrace.target.base import Generated, Target
@@ -34,6 +35,7 @@ def regenerate(cfg: RunFile, folder: RunFolder, target: Target, progress: Progre
     lines that are missing or surplus.
     """
     prompts = PreparedSet.open(folder.prompts)
+    adopt(folder.answers, "prompts", prompts)
     stage = Stage(folder.answers, "regenerate", _identity(cfg, prompts, target))
     path = folder.answers / ANSWERS
     if stage.state() == "done":
@@ -56,6 +58,13 @@ def chunks(lengths: Sequence[int], chunk_size: int) -> list[list[int]]:
     """Rows in chunks of similar prompt length: a pure function, so that a resumed run makes the same batches."""
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
     return [order[a : a + chunk_size] for a in range(0, len(order), chunk_size)]
+
+
+def grown_chunks(prompts: PreparedSet, chunk_size: int) -> list[list[int]]:
+    """Chunks of each set of prompts that this one grew from, then of what is new: growth changes no chunk."""
+    ends = [rows for _, rows in chain(prompts)]
+    spans = zip([0, *ends], ends, strict=False)
+    return [[a + row for row in chunk] for a, b in spans for chunk in chunks(prompts.lengths[a:b].tolist(), chunk_size)]
 
 
 def read_answers(path: Path) -> Iterator[dict[str, Any]]:
@@ -136,7 +145,7 @@ def _write_missing(
     progress.start("regenerate", prompts.num_samples, "answers", num_done)
     how = cfg.regenerate
     with open(path, "ab") as out:
-        for rows in chunks(prompts.lengths.tolist(), how.batch_size * CHUNK_BATCHES):
+        for rows in grown_chunks(prompts, how.batch_size * CHUNK_BATCHES):
             if done.issuperset(rows):
                 continue
             ids = [prompts.sample(row).input_ids.tolist() for row in rows]

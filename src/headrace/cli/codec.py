@@ -6,13 +6,16 @@ In: a run file, and what to fit. Out: a few lines for people, or `--json`; a fol
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from headrace.cli.failure import failures_shown
 from headrace.cli.progress import Terminal
+
+if TYPE_CHECKING:
+    from headrace.config import RunFolder
 
 app = typer.Typer(help="Fit a codec on raw states, and say what codecs lose.", no_args_is_help=True)
 _stderr = Console(stderr=True)
@@ -38,7 +41,6 @@ def fit(
 ) -> None:
     """Choose directions and bits from a run's raw states; judge them on held-out samples."""
     from headrace.calibrate import Wish, fit_codec
-    from headrace.config import RunFolder, load_run_file
     from headrace.errors import ConfigError
 
     progress = Terminal(_stderr)
@@ -46,8 +48,7 @@ def fit(
         if scheme not in ("rotate", "water"):
             raise ConfigError("scheme rotate or water", scheme, "see headrace codec fit --help")
         kind: Literal["rotate", "water"] = "rotate" if scheme == "rotate" else "water"
-        folder = RunFolder(Path(load_run_file(file, set_ or ()).run.run))
-        found = fit_codec(folder, Wish(rank, bits, drafter, kind, tokens), out, progress)
+        found = fit_codec(_raw_states(file, set_), Wish(rank, bits, drafter, kind, tokens), out, progress)
     _print(found, json_)
 
 
@@ -55,16 +56,18 @@ def fit(
 def report(
     file: File,
     codec: Annotated[list[str], typer.Argument(help="names or folders of codecs", metavar="CODEC...")],
+    plot: Annotated[Path | None, typer.Option(help="write the comparison as an SVG, too")] = None,
     set_: Set = None,
     json_: Json = False,
 ) -> None:
     """Lay codecs side by side on held-out samples: bytes, what is lost by tap and source, speed."""
     from headrace.calibrate import compare_codecs
-    from headrace.config import RunFolder, load_run_file
+    from headrace.report.codecs import draw_codecs
 
     with failures_shown(_stderr):
-        folder = RunFolder(Path(load_run_file(file, set_ or ()).run.run))
-        found = compare_codecs(folder, codec)
+        found = compare_codecs(_raw_states(file, set_), codec)
+        if plot is not None:
+            draw_codecs(found, plot)
     _print(found, json_)
 
 
@@ -88,6 +91,17 @@ def transcode(
         finally:
             progress.end()
     _print(found, json_)
+
+
+def _raw_states(file: Path, flags: list[str] | None) -> "RunFolder":
+    """The run's own folder; its raw slice where the run itself has no states yet, or encoded ones."""
+    from headrace.config import RunFolder, load_run_file
+    from headrace.files import read_stage
+
+    folder = RunFolder(Path(load_run_file(file, flags or ()).run.run))
+    slice_ = RunFolder(folder.root / "slice")
+    done = read_stage(slice_.states)
+    return slice_ if done is not None and done["finished"] else folder
 
 
 def _print(found: Any, as_json: bool) -> None:

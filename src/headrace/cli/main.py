@@ -17,7 +17,8 @@ from rich.console import Console
 
 from headrace import __version__
 from headrace.cli import codec as codec_commands
-from headrace.cli import stages
+from headrace.cli import interchange, stages
+from headrace.cli import speculators as speculators_commands
 from headrace.cli import store as store_commands
 from headrace.cli.failure import failures_shown
 from headrace.cli.plan import plan
@@ -36,7 +37,10 @@ app = typer.Typer(
 _stderr = Console(stderr=True)
 app.command()(plan)
 app.add_typer(store_commands.app, name="store")
+store_commands.app.command(name="export")(interchange.export)
+store_commands.app.command(name="import")(interchange.import_)
 app.add_typer(codec_commands.app, name="codec")
+app.add_typer(speculators_commands.app, name="speculators")
 
 File = Annotated[
     Path | None, typer.Argument(help="run file (YAML); none means the demo's defaults", metavar="[RUN.yaml]")
@@ -71,9 +75,17 @@ def regenerate(file: File = None, set_: Set = None, json_: Json = False) -> None
 
 
 @app.command()
-def capture(file: File = None, set_: Set = None, json_: Json = False) -> None:
+def capture(
+    file: File = None,
+    set_: Set = None,
+    json_: Json = False,
+    raw_slice: Annotated[
+        int | None, typer.Option(min=1, help="so many tokens only, raw, into slice/: what a codec is fitted on")
+    ] = None,
+) -> None:
     """Capture the target's hidden states into the store."""
-    _do(stages.capture, file, set_, json_)
+    work = stages.capture if raw_slice is None else lambda one: stages.capture_slice(one, raw_slice)
+    _do(work, file, set_, json_)
 
 
 @app.command()
@@ -116,16 +128,26 @@ def show(
     file: File = None,
     set_: Set = None,
     row: Annotated[int, typer.Option(help="row of the prepared set")] = 0,
+    stats: Annotated[bool, typer.Option("--stats", help="shares by role and source instead")] = False,
+    json_: Json = False,
 ) -> None:
-    """Print one sample with its loss mask in colour."""
+    """Print one sample with its loss mask in colour, or the set's shares."""
+    _do(lambda one: _shown(one, None if stats else row, json_), file, set_, json_)
 
-    def work(one: stages.Run) -> dict[str, Any]:
-        from headrace.prepare.show import show_row
 
-        Console().print(show_row(one.folder.prepared, one.model_folder(), row), soft_wrap=True)
-        return {}
+def _shown(one: stages.Run, row: int | None, as_json: bool) -> dict[str, Any]:
+    from headrace.prepare.show import described_row, show_row
+    from headrace.prepare.stats import shares, table
 
-    _do(work, file, set_, False)
+    folder, model = one.folder.prepared, one.model_folder()
+    if row is not None:
+        if not as_json:
+            Console().print(show_row(folder, model, row), soft_wrap=True)
+        return described_row(folder, model, row)
+    found = shares(folder, model)
+    if not as_json:
+        Console().print(*table(found))
+    return found
 
 
 @app.command()

@@ -10,16 +10,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.config import Resolved, RunFolder
+from headrace.config import RESOLVED, Resolved, RunFolder
 from headrace.errors import ConfigError
-from headrace.files import append_json_line, locked, read_json, write_json
+from headrace.files import append_json_line, locked, read_stage, write_json
 from headrace.progress import Progress
 
 if TYPE_CHECKING:
     from headrace.target.transformers_target import TransformersTarget
 
 Summary = dict[str, Any]
-RESOLVED = "run.resolved.yaml"
 
 
 class Run:
@@ -59,7 +58,7 @@ class Run:
         finds all done, writes nothing.
         """
         self.progress.note(f"[{name}]")
-        started, clock, known = time.time(), time.monotonic(), _state(folder)
+        started, clock, known, before = time.time(), time.monotonic(), _state(folder), _written(folder)
         with locked(folder, name):
             try:
                 first = not (folder / RESOLVED).exists()
@@ -73,7 +72,7 @@ class Run:
                 if not isinstance(exc, ConfigError):
                     self._log(name, started, clock)
                 raise
-            if known != "done":
+            if known != "done" or _written(folder) != before:  # a set that is done may have grown
                 self.resolved.save(folder)
             self._log(name, started, clock)
 
@@ -84,13 +83,19 @@ class Run:
 
 def _state(folder: Path) -> str:
     """Whether a stage is new, begun or done, as its stage.json says; its own room judges a damaged one."""
-    path = folder / "stage.json"
-    if not path.exists():
-        return "new"
     try:
-        return "done" if read_json(path, "")["finished"] is True else "begun"
-    except (ConfigError, KeyError):
+        stage = read_stage(folder)
+    except ConfigError:
         return "begun"
+    if stage is None:
+        return "new"
+    return "done" if stage["finished"] else "begun"
+
+
+def _written(folder: Path) -> bytes:
+    """What the stage last wrote of itself."""
+    path = folder / "stage.json"
+    return path.read_bytes() if path.exists() else b""
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -128,9 +133,21 @@ def regenerate(run: Run) -> Summary:
 def capture(run: Run) -> Summary:
     """The target's states, checked, encoded, stored."""
     from headrace.capture.capture import capture as capture_states
+    from headrace.raw_slice import with_codec
 
     with run.timed("capture", run.folder.states):
-        return capture_states(run.cfg, run.folder, run.target(), run.progress)
+        cfg = with_codec(run.cfg, run.folder, run.target, run.progress)
+        return capture_states(cfg, run.folder, run.target(), run.progress)
+
+
+def capture_slice(run: Run, num_tokens: int) -> Summary:
+    """Raw states of a few samples, to fit and judge codecs on."""
+    from headrace.raw_slice import capture_slice as capture_raw
+
+    where = run.folder.root / "slice"
+    with run.timed("capture a slice", where):
+        part = capture_raw(run.cfg, run.folder, run.target(), num_tokens, run.progress)
+        return {"folder": str(part.root)}
 
 
 def train(run: Run) -> Summary:

@@ -1,22 +1,24 @@
-"""`headrace store`: look at a states folder, check every byte of it, mend it.
+"""`headrace store`: look at a states folder, check every byte of it, mend it, take records out, join folders.
 
 In: a states folder. Out: a few lines for people, or `--json`; verify ends with exit code 8 when anything is damaged.
 """
 
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from headrace.cli.codec import transcode
 from headrace.cli.failure import failures_shown
 from headrace.cli.progress import Terminal
 from headrace.errors import StoreError
 
-app = typer.Typer(help="Look at a states folder, check it, mend it.", no_args_is_help=True)
+app = typer.Typer(help="Look at a states folder, check it, mend it, change it.", no_args_is_help=True)
 _stderr = Console(stderr=True)
 
 Folder = Annotated[Path, typer.Argument(help="states folder of a run")]
@@ -54,8 +56,7 @@ def verify(folder: Folder, json_: Json = False) -> None:
 
     progress = Terminal(_stderr)
     with failures_shown(_stderr):
-        progress.start("verify", None, "shards")
-        damages = verify_store(folder, lambda done, total: progress.advance(done, of=total))
+        damages = verify_store(folder, _shown(progress, "verify"))
         progress.end()
         if json_:
             sys.stdout.write(json.dumps({"damages": [asdict(d) for d in damages]}, ensure_ascii=False) + "\n")
@@ -67,13 +68,142 @@ def verify(folder: Folder, json_: Json = False) -> None:
 
 
 @app.command()
-def repair(folder: Folder, json_: Json = False) -> None:
+def repair(
+    folder: Folder,
+    indexes_only: Annotated[
+        bool, typer.Option("--indexes-only", help="mend journal and indexes, read no record that need not be read")
+    ] = False,
+    json_: Json = False,
+) -> None:
     """Rebuild the index, move damaged shards to quarantine; capture makes lost rows again."""
     from headrace.store.repair import repair as repair_store
 
+    progress = Terminal(_stderr)
     with failures_shown(_stderr):
-        repaired = repair_store(folder)
+        repaired = repair_store(folder, payloads=not indexes_only, progress=_shown(progress, "verify"))
+        progress.end()
     if json_:
-        sys.stdout.write(json.dumps(asdict(repaired), default=str, ensure_ascii=False) + "\n")
+        _print(asdict(repaired))
     for note in repaired.notes if not json_ else ():
         sys.stdout.write(note + "\n")
+
+
+@app.command()
+def ls(
+    folder: Folder,
+    failed: Annotated[bool, typer.Option("--failed", help="rows the target could not give, and why")] = False,
+    limit: Annotated[int | None, typer.Option(help="stop after so many")] = None,
+    json_: Json = False,
+) -> None:
+    """List records by row; with --json one object a line."""
+    from headrace.store.listing import list_failures, list_records
+    from headrace.store.reader import StoreReader
+
+    with failures_shown(_stderr):
+        reader = StoreReader(folder)
+        for number, entry in enumerate(list_failures(reader) if failed else list_records(reader)):
+            if number == limit:
+                break
+            if json_:
+                _print(entry)
+            else:
+                sys.stdout.write("  ".join(f"{name} {value}" for name, value in entry.items()) + "\n")
+
+
+@app.command()
+def cat(
+    folder: Folder,
+    row: Annotated[int, typer.Argument(help="row of the prepared set")],
+    tokens: Annotated[str | None, typer.Option(help="only the segments that hold tokens START:END")] = None,
+    payload: Annotated[Path | None, typer.Option(help="write the encoded states to this file")] = None,
+    json_: Json = False,
+) -> None:
+    """Show one record, its digests checked."""
+    from headrace.files import write_atomic
+    from headrace.store.listing import describe
+    from headrace.store.reader import StoreReader
+
+    with failures_shown(_stderr):
+        reader = StoreReader(folder)
+        id = reader.id_of(row)
+        segments = reader.read(row, id).segments if tokens is None else reader.read_tokens(row, id, *_range(tokens))
+        if payload is not None:
+            write_atomic(payload, b"".join(segment.payload for segment in segments))
+    shown = describe(segments)
+    if json_:
+        _print(shown)
+    for name, value in shown.items() if not json_ else ():
+        sys.stdout.write(f"{name}: {value}\n")
+
+
+@app.command()
+def rm(
+    folder: Folder,
+    rows: Annotated[list[int] | None, typer.Argument(help="rows of the prepared set", metavar="ROW...")] = None,
+    superseded: Annotated[bool, typer.Option("--superseded", help="also what newer records supersede")] = False,
+    json_: Json = False,
+) -> None:
+    """Remove records for good and free their bytes; capture makes the rows again."""
+    from headrace.store.remove import remove
+
+    with failures_shown(_stderr):
+        if not rows and not superseded:
+            raise StoreError("rows to remove, or --superseded", "neither", "see headrace store rm --help")
+        removed = remove(folder, rows or (), superseded)
+    if json_:
+        _print(asdict(removed))
+    else:
+        sys.stdout.write(f"{removed.num_segments} segments removed, {removed.freed_bytes:,} bytes free again\n")
+
+
+@app.command()
+def merge(
+    folders: Annotated[list[Path], typer.Argument(help="states folders of one prepared set", metavar="FOLDER...")],
+    out: Annotated[Path, typer.Option(help="states folder that gets every row")],
+    json_: Json = False,
+) -> None:
+    """Join states folders that hold parts of one prepared set."""
+    from headrace.config import StoreConfig
+    from headrace.store.merge import merge as merge_stores
+
+    progress, own = Terminal(_stderr), StoreConfig()
+    with failures_shown(_stderr):
+        shown = _shown(progress, "merge", "records")
+        merged = merge_stores(folders, out, own.shard_bytes, own.shard_seconds, shown)
+        progress.end()
+        if json_:
+            _print(asdict(merged))
+        else:
+            sys.stdout.write(f"{merged.num_records} records and {merged.num_failures} failures in {out}\n")
+        if merged.damaged:
+            rows = ", ".join(map(str, merged.damaged[:8]))
+            found = f"{len(merged.damaged)} damaged wherever they lie, rows {rows}"
+            raise StoreError("every record intact in one of the stores", found, "capture makes them again")
+
+
+app.command()(transcode)
+
+
+def _shown(progress: Terminal, what: str, unit: str = "bytes") -> Any:
+    """A bar that learns how much there is with the first report."""
+    begun = False
+
+    def show(done: int, total: int) -> None:
+        nonlocal begun
+        if not begun:
+            progress.start(what, total, unit)
+            begun = True
+        progress.advance(done)
+
+    return show
+
+
+def _range(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if found is None:
+        raise StoreError("tokens as START:END", text, "for example --tokens 0:512")
+    return int(found[1]), int(found[2])
+
+
+def _print(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, default=str, ensure_ascii=False) + "\n")

@@ -4,7 +4,6 @@ In: a spec, and the folder its basis lies in; or what a run file says: a short n
 (`codec.json` and `basis.safetensors`). Out: the codec.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from headrace.codec.basis import FILE_NAME, Basis, load_basis
 from headrace.codec.fp8 import Fp8Codec
 from headrace.codec.lossless import LosslessCodec
 from headrace.codec.quantised import QuantisedCodec
-from headrace.codec.spec import KNOWN, NAMES, SPEC_NAME, CodecSpec, is_short, short_spec
+from headrace.codec.spec import KNOWN, NAMES, SPEC_NAME, CodecSpec, fitted_spec, is_short, short_spec
 from headrace.errors import CodecError
 from headrace.files import write_atomic, write_json
 
@@ -57,18 +56,7 @@ def chosen_spec(setting: str, num_taps: int, hidden_size: int, dtype: str) -> tu
     folder = Path(setting)
     if not folder.is_dir():
         raise CodecError(f"{KNOWN}, or the folder of a fitted codec", repr(setting), "see docs/codecs.md")
-    try:
-        spec = CodecSpec.from_json(json.loads((folder / SPEC_NAME).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as exc:
-        raise CodecError(f"a fitted codec in {folder}", str(exc), "run headrace codec fit") from exc
-    found, wanted = (spec.num_taps, spec.hidden_size, spec.dtype), (num_taps, hidden_size, dtype)
-    if found != wanted:
-        raise CodecError(
-            f"a codec for {num_taps} taps of {hidden_size} in {dtype}",
-            f"{setting} was fitted for {found[0]} taps of {found[1]} in {found[2]}",
-            "fit it on states of this run",
-        )
-    return spec, folder
+    return fitted_spec(folder, num_taps, hidden_size, dtype), folder
 
 
 def copy_basis(spec: CodecSpec, source: Path | None, to: Path) -> None:

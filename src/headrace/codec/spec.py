@@ -4,9 +4,11 @@ In: a name and parameters. Out: a spec for the manifest, and bytes per token for
 has groups of coordinates, each with its bits; `rotated:4` and `latent:288x4` are short for the usual choices.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import CodecError
@@ -97,6 +99,31 @@ class CodecSpec:
     def from_json(cls, value: Mapping[str, Any]) -> "CodecSpec":
         """Read the manifest's form."""
         return cls(**value)
+
+
+def fitted_spec(folder: Path, num_taps: int, hidden_size: int, dtype: str) -> CodecSpec:
+    """The spec in the folder of a fitted codec, for states of these sizes.
+
+    Raises: CodecError for a folder that holds none whose bytes can be counted, and for one fitted for other states.
+    """
+    path, hint = folder / SPEC_NAME, "run headrace codec fit"
+    try:
+        spec = CodecSpec.from_json(json.loads(path.read_text(encoding="utf-8")))
+        sizes = spec.groups if not spec.of_taps else []
+        share = float(spec.parameters.get("escape_share", 0.0))
+        sound = spec.bytes_per_token() > 0 and 0 <= share <= 1 and all(n >= 1 and bits in BITS for n, bits in sizes)
+    except (OSError, ValueError, TypeError, AttributeError, CodecError) as exc:
+        raise CodecError(f"a fitted codec in {path}", str(exc), hint) from exc
+    if not sound:
+        raise CodecError(f"a fitted codec in {path}", f"groups {sizes}, escape_share {share}", hint)
+    found, wanted = (spec.num_taps, spec.hidden_size, spec.dtype), (num_taps, hidden_size, dtype)
+    if found != wanted:
+        raise CodecError(
+            f"a codec for {num_taps} taps of {hidden_size} in {dtype}",
+            f"{folder} was fitted for {found[0]} taps of {found[1]} in {found[2]}",
+            "fit it on states of this run",
+        )
+    return spec
 
 
 def packed_bytes(size: int, bits: int) -> int:

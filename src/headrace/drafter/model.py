@@ -23,6 +23,8 @@ from headrace.errors import DrafterError
 
 # Qwen3's initializer_range.
 _INIT_STD = 0.02
+# Up to so many rows, float32 products with the head on a CPU are up to four times faster the other way around.
+_FEW_ROWS = 16
 
 
 class Head(Protocol):
@@ -56,7 +58,11 @@ class Head(Protocol):
 
 def head_logits(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     """Logits [..., V] of hidden states [..., H]: multiplied in the head's dtype, scaled and capped in float32."""
-    logits = F.linear(hidden.to(head.head_VH.dtype), head.head_VH).float()
+    # As one matrix: torch multiplies a strided [..., H] batch by batch, and reads the whole head for each.
+    rows = hidden.reshape(-1, hidden.shape[-1]).to(head.head_VH.dtype)
+    few = len(rows) <= _FEW_ROWS and rows.device.type == "cpu" and rows.dtype == torch.float32
+    product = (head.head_VH @ rows.T).T if few else F.linear(rows, head.head_VH)
+    logits = product.float().view(*hidden.shape[:-1], -1)
     if head.logit_scale != 1.0:
         logits = logits * head.logit_scale
     return logits if head.softcap is None else torch.tanh(logits / head.softcap) * head.softcap

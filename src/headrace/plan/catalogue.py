@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import ConfigDict, Field, ValidationError
 
-from headrace.config import Strict
 from headrace.errors import PlanError
+from headrace.kinds import Strict
 from headrace.plan.quantity import parse_rate
 
 PACKAGED = Path(__file__).with_name("catalogue.yaml")

@@ -1,8 +1,7 @@
-"""What a token weighs under each codec, the planned ones included.
+"""What a token weighs under each codec.
 
 In: a codec's name as a person writes it, or the folder of a fitted one; taps and hidden size. Out: payload bytes of one
-token with the formula, what is known about its loss, and whether this version can write it. Sizes are the codec room's
-own.
+token with the formula, and what is known about its loss. Sizes are the codec room's own.
 """
 
 import os
@@ -10,24 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.codec.spec import (
-    BITS,
     DTYPE_BYTES,
     LOSSLESS_RATIO,
     SCALE_BYTES,
-    SPEC_NAME,
     CodecSpec,
+    fitted_spec,
     packed_bytes,
     short_spec,
 )
-from headrace.errors import CodecError, ConfigError, PlanError
-from headrace.files import read_json
+from headrace.errors import CodecError, PlanError
 from headrace.plan.quantity import Figure
 
 # What one segment costs beside its payload: Arrow message (736), index row in the shard (80) and in the journal (104).
 SEGMENT_OVERHEAD_BYTES = 920
 TOKEN_OVERHEAD_BYTES = 5  # int32 id and uint8 mask
 SEGMENT_BYTES = 8 * 1024 * 1024
-AVAILABLE = ("raw", "lossless", "fp8", "rotated")  # what this version can write without a fit
 _PLAIN = {
     "raw": (0, "the states themselves"),
     "lossless": (0, "the same bits back"),
@@ -47,7 +43,6 @@ class CodecSize:
     loss: int
     evidence: str
     num_features: int
-    available: bool
     setting: str
 
     @property
@@ -70,47 +65,26 @@ def codec_size(name: str, num_taps: int, hidden_size: int, dtype: str = "bfloat1
             return _fitted_size(name, num_taps, hidden_size, dtype)
         raise PlanError(*exc.args) from exc
     short = name.strip().lower()
-    return _sized(spec, value, short, short, spec.name in AVAILABLE)
+    return _sized(spec, value, short, short)
 
 
 def _fitted_size(setting: str, num_taps: int, hidden_size: int, dtype: str) -> CodecSize:
-    spec = _read_spec(_folder(setting) / SPEC_NAME)
-    found, wanted = (spec.num_taps, spec.hidden_size, spec.dtype), (num_taps, hidden_size, dtype)
-    if found != wanted:
-        raise PlanError(
-            f"a codec for {num_taps} taps of {hidden_size} in {dtype}",
-            f"{setting} was fitted for {found[0]} taps of {found[1]} in {found[2]}",
-            "fit it on states of this run",
-        )
-    rank = f":{spec.num_features}" if spec.name == "latent" else ""
-    return _sized(spec, spec.bytes_per_token(), f"{spec.name}{rank} ({setting})", setting, True)
-
-
-def _read_spec(path: Path) -> CodecSpec:
-    """The spec of a fitted codec. Raises: PlanError for a file that holds none whose bytes can be counted."""
-    hint = "run headrace codec fit"
     try:
-        spec = CodecSpec.from_json(read_json(path, hint))
-        sizes = spec.groups if spec.name not in _PLAIN else []
-        share = float(spec.parameters.get("escape_share", 0.0))
-        sound = spec.bytes_per_token() > 0 and 0 <= share <= 1 and all(n >= 1 and bits in BITS for n, bits in sizes)
-    except (ConfigError, CodecError) as exc:
+        spec = fitted_spec(_folder(setting), num_taps, hidden_size, dtype)
+    except CodecError as exc:
         raise PlanError(*exc.args) from exc
-    except (AttributeError, TypeError, ValueError) as exc:
-        raise PlanError(f"a fitted codec in {path}", str(exc), hint) from exc
-    if not sound:
-        raise PlanError(f"a fitted codec in {path}", f"groups {sizes}, escape_share {share}", hint)
-    return spec
+    rank = f":{spec.num_features}" if spec.name == "latent" else ""
+    return _sized(spec, spec.bytes_per_token(), f"{spec.name}{rank} ({setting})", setting)
 
 
 def _folder(setting: str) -> Path:
     return Path(os.path.expanduser(setting))  # a Path of its own refuses the home of nobody
 
 
-def _sized(spec: CodecSpec, value: float, name: str, setting: str, available: bool) -> CodecSize:
+def _sized(spec: CodecSpec, value: float, name: str, setting: str) -> CodecSize:
     loss, evidence = _known_loss(spec)
     figure = Figure(value, "B/token", _formula(spec), spec.name == "lossless")
-    return CodecSize(name, figure, loss, evidence, spec.num_features, available, setting)
+    return CodecSize(name, figure, loss, evidence, spec.num_features, setting)
 
 
 def _known_loss(spec: CodecSpec) -> tuple[int, str]:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from headrace.config import Strict
 from headrace.errors import ConfigError, PlanError
+from headrace.kinds import Strict
 from headrace.plan.geometry import Geometry
 from headrace.taps import FINAL_PRE_NORM, Tap, default_taps, from_zlab, parse_tap, parse_taps
 

@@ -44,7 +44,7 @@ def recommend(
     """
     known = {c.name: c for c in codecs}
     best = choose(options, known)
-    now = choose([o for o in options if o.way in AVAILABLE_WAYS and known[o.codec].available], known)
+    now = choose([o for o in options if o.way in AVAILABLE_WAYS], known)
     if best is None:
         remedies = (*_capture_elsewhere(basis, sizes, options), *_smaller_drafter(basis, train))
         reasons = tuple(dict.fromkeys(reason for o in options for reason in o.blocked))
@@ -157,7 +157,7 @@ def run_lines(basis: Basis, option: Option | None, codec: CodecSize) -> str:
         lines.append(f"  model: {json.dumps(inputs.model)}")
     lines.append(f"  taps: {json.dumps([str(tap) for tap in basis.taps])}")
     setting = codec.setting if codec.setting == codec.name else json.dumps(codec.setting)
-    lines += ["capture:", f"  codec: {setting}"] if codec.available else [f"# capture.codec {codec.name}: planned"]
+    lines += ["capture:", f"  codec: {setting}"]
     lines += ["drafter:", f"  num_layers: {drafter.num_layers}", f"  block_size: {drafter.block_size}"]
     lines += [f"  {key}: {drafter.__dict__[key]}" for key in ("intermediate_size", "num_heads", "num_kv_heads")]
     lines += ["train:", f"  epochs: {inputs.epochs}", f"  anchors: {inputs.anchors}"]

@@ -114,7 +114,6 @@ def _codec(plan: Plan, name: str) -> dict[str, Any]:
         "stored_bytes": _plain(size.value),
         "ratio": plan.codecs[0].value / codec.value if codec.value else None,
         "evidence": codec.evidence,
-        "available": codec.available,
         "options": [_option(o) for o in plan.of_codec(name)],
     }
 
@@ -194,7 +193,7 @@ def _codecs(plan: Plan) -> Table:
     table = Table("codec", "B/token", "less", "store in all", "known of its loss", title="codecs")
     raw = max(c.value for c in plan.codecs)
     for codec in plan.codecs:
-        name = codec.name if codec.available else f"{codec.name} (planned)"
+        name = codec.name
         size = bytes_text(plan.sizes[codec.name].value)
         table.add_row(name, f"{codec.value:,.0f}", f"{raw / codec.value:.1f}x", size, codec.evidence)
     return table

@@ -9,7 +9,8 @@ from typing import Any
 
 from headrace.config import RunFile, RunFolder
 from headrace.errors import ConfigError, PlanError
-from headrace.files import read_json, stage_seconds
+from headrace.files import read_json, read_stage, stage_seconds
+from headrace.kinds import DataSource
 from headrace.plan.measure import finite
 
 PLAN = "plan.json"
@@ -45,7 +46,7 @@ def _samples(cfg: RunFile, folder: RunFolder) -> dict[str, Any]:
     if (folder.prepared / "manifest.json").is_file():
         return {"prepared": folder.prepared}
     if len(cfg.prepare.data) == 1:
-        return {"chats": Path(cfg.prepare.data[0]), "heldout_share": cfg.prepare.heldout_fraction}
+        return {"chats": Path(DataSource.of(cfg.prepare.data[0]).path), "heldout_share": cfg.prepare.heldout_fraction}
     raise PlanError(
         "a prepared set, or one file of chats to estimate from",
         f"no {folder.prepared} and {len(cfg.prepare.data)} files in prepare.data",
@@ -96,16 +97,12 @@ def _seconds(seconds: dict[str, float], stage: str, name: str) -> dict[str, floa
 
 def _finished(stage: Path, *figures: str) -> dict[str, Any]:
     """The summary of a finished stage, with these figures in it; else nothing."""
-    path, hint = stage / "stage.json", "restore it, or remove its folder and run the stage again"
-    if not path.is_file():
-        return {}
     try:
-        stored = read_json(path, hint)
+        stored = read_stage(stage)
     except ConfigError as exc:
         raise PlanError(*exc.args) from exc
-    summary = stored.get("summary")
-    if not isinstance(stored.get("finished"), bool) or not isinstance(summary, dict):
-        raise PlanError(f"finished and summary in {path}", "another content", hint)
-    if not stored["finished"]:
+    if stored is None or not stored["finished"]:
         return {}
-    return {**summary, **{name: finite(summary.get(name), f"{name} in {path}", hint) for name in figures}}
+    summary, hint = stored["summary"], "restore it, or remove its folder and run the stage again"
+    where = stage / "stage.json"
+    return {**summary, **{name: finite(summary.get(name), f"{name} in {where}", hint) for name in figures}}

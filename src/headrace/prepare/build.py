@@ -18,11 +18,15 @@ import xxhash
 from headrace.config import PrepareConfig, RunFile, RunFolder
 from headrace.errors import PrepareError
 from headrace.files import Stage
-from headrace.prepare.chats import Chat, read_chats, written
+from headrace.kinds import DataSource
+from headrace.prepare.chats import DEMO, Chat, read_chats, written
 from headrace.prepare.demo import demo_prompts
-from headrace.prepare.mask import BoundaryUnclear, Masked, masked_samples
+from headrace.prepare.grow import Growth
+from headrace.prepare.kept import NotKept, check_kept
+from headrace.prepare.mask import BoundaryUnclear, Masked, Trained, masked_samples
 from headrace.prepare.model_files import max_positions
 from headrace.prepare.prepared import Draft, write_prepared
+from headrace.prepare.rows import content_digest, hash_file, source_name
 from headrace.prepare.template import ChatTemplate, TemplateRefused, tokenizer_hash
 from headrace.progress import Progress
 from headrace.record import digest, sample_id
@@ -107,13 +111,20 @@ def build_prompts(cfg: RunFile, folder: RunFolder, model: Path | str, progress: 
     def drafts(tally: Tally) -> Iterator[Draft]:
         for chat, whole in _chats(cfg.prepare, tally):
             prompt = chat.prompt()
+            if chat.input_ids is not None:
+                raise PrepareError(
+                    "chats whose answers can be written anew",
+                    f"{chat.place}: token ids with their mask",
+                    "set regenerate.enabled=false for such data",
+                )
             if not any(m["content"].strip() for m in prompt if m["role"] == "user"):
                 tally.drop("no_prompt", chat.place)
                 continue
             try:
-                ids = np.array(template.ids(prompt, prompt=True), dtype=np.int32)
-            except TemplateRefused as exc:
-                tally.drop("template_refused", f"{chat.place}: {exc.args[1]}")
+                check_kept(template, template.served(prompt), chat.tools)
+                ids = np.array(template.ids(prompt, prompt=True, tools=chat.tools), dtype=np.int32)
+            except (NotKept, TemplateRefused) as exc:
+                tally.drop(_reason_of(exc), f"{chat.place}: {exc.args[1]}")
                 continue
             draft = _draft((ids, np.zeros(len(ids), dtype=np.uint8)), chat.source, prompt)
             yield replace(draft, heldout=whole or held_out(draft, cfg.prepare.heldout_fraction))
@@ -136,7 +147,7 @@ def build_prepared(
     if answers is None:
         data = _data(cfg.prepare)
     elif answers.exists():
-        data = {"answers": _hash_file(answers), "drop_cut": cfg.regenerate.drop_cut}
+        data = {"answers": hash_file(answers), "drop_cut": cfg.regenerate.drop_cut}
     else:
         raise PrepareError("the target's answers", f"no {answers}", "run `headrace regenerate` first")
     positions = max_positions(model)
@@ -156,10 +167,11 @@ def _build(
         **work.made_from,
         "tokenizer": tokenizer_hash(template.tokenizer),
         "template": template.hash,
-        "options": cfg.model_dump(exclude={"data", "heldout_data"}),
+        "options": cfg.decisive(),
     }
     stage = Stage(work.folder, name, identity)
-    if stage.state() == "done":
+    growth = Growth.of(work.folder, name, stage.identity)
+    if growth is None and stage.state() == "done":
         progress.note(f"{name}: done before, kept")
         return stage.summary()
     needs_training = name == "prepare"
@@ -167,42 +179,59 @@ def _build(
     made = list(drafts(tally))
     heldout_prompts = {draft.prompt for draft in made if draft.heldout}
     kept = [draft for draft in made if tally.keep(draft, heldout_prompts)]
+    if cfg.shuffle:
+        kept.sort(key=lambda draft: xxhash.xxh3_64_intdigest(b"shuffle\n" + draft.id))
+    if growth is not None:
+        kept = growth.ordered(kept)
     _check(kept, tally, template, needs_training)
-    stage.begin()
+    if growth is None:
+        stage.begin()
     summary = _summary(kept, tally)
-    write_prepared(
-        work.folder,
-        kept,
-        {
-            "fingerprint": digest(json.dumps(identity, sort_keys=True).encode()).hex(),
-            "tokenizer_hash": identity["tokenizer"],
-            "template_hash": identity["template"],
-            "identity": identity,
-            "counts": summary,
-        },
-    )
+    fingerprint = digest(json.dumps(identity, sort_keys=True).encode()).hex()
+    manifest = {
+        "fingerprint": fingerprint,
+        "tokenizer_hash": identity["tokenizer"],
+        "template_hash": identity["template"],
+        "identity": identity,
+        "counts": summary,
+    }
+    if growth is not None:
+        manifest |= growth.manifest(fingerprint, len(kept))
+        progress.note(f"{name}: {growth.old.num_samples} samples kept, {len(kept) - growth.old.num_samples} new")
+    write_prepared(work.folder, kept, manifest)
     stage.finish(summary)
+    if growth is not None:
+        growth.remove_old()
     _tell(name, summary, tally, progress)
     return summary
 
 
 def _chats(cfg: PrepareConfig, tally: Tally) -> Iterator[tuple[Chat, bool]]:
     """Each chat with whether its file is held out whole."""
+
+    def read(data: list[str | DataSource]) -> Iterator[Chat]:
+        return read_chats(data, cfg.num_demo_prompts, cfg.roles)
+
     # By text as well as by ids: a held-out chat that is dropped, for want of an answer, has no ids.
-    texts = {_prompt_text(chat) for chat in read_chats(cfg.heldout_data, cfg.num_demo_prompts)}
-    data = islice(read_chats(cfg.data, cfg.num_demo_prompts), cfg.max_samples)
-    heldout = read_chats(cfg.heldout_data, cfg.num_demo_prompts)
-    for chat, whole in chain(zip(data, repeat(False)), zip(heldout, repeat(True))):
-        if not whole and _prompt_text(chat) in texts:
+    texts = {_prompt_text(chat) for chat in read(cfg.heldout_data) if chat.messages}
+    data = islice(read(cfg.data), cfg.max_samples)
+    for chat, whole in chain(zip(data, repeat(False)), zip(read(cfg.heldout_data), repeat(True))):
+        if chat.refused:
+            tally.drop(chat.refused, chat.place)
+        elif not whole and chat.messages and _prompt_text(chat) in texts:
             tally.drop(PROMPT_HELD_OUT, chat.place)
-        elif chat.tools:
-            tally.drop("uses_tools", chat.place)
         else:
             yield chat, whole
 
 
 def _prompt_text(chat: Chat) -> bytes:
     return digest(json.dumps([[m["role"], m["content"]] for m in chat.prompt()]).encode())
+
+
+def _reason_of(error: PrepareError) -> str:
+    if isinstance(error, NotKept):
+        return f"template_leaves_out_{error.what}"
+    return "boundary_unclear" if isinstance(error, BoundaryUnclear) else "template_refused"
 
 
 def held_out(draft: Draft, fraction: float) -> bool:
@@ -212,23 +241,35 @@ def held_out(draft: Draft, fraction: float) -> bool:
 
 def _from_chats(cfg: RunFile, template: ChatTemplate, tally: Tally) -> Iterator[Draft]:
     for chat, whole in _chats(cfg.prepare, tally):
-        # An assistant turn that opens a chat answers nothing.
-        answers = [written(m) for m in chat.messages[1:] if m["role"] == "assistant"]
-        if not answers:
-            tally.drop("no_assistant_turn", chat.place)
-        elif not any(answers):
-            tally.drop("empty_answer", chat.place)
-        else:
-            try:
-                samples = masked_samples(template, chat.messages)
-            except (BoundaryUnclear, TemplateRefused) as exc:
-                reason = "boundary_unclear" if isinstance(exc, BoundaryUnclear) else "template_refused"
-                tally.drop(reason, f"{chat.place}: {exc.args[1]}")
-                continue
-            made = [_draft(sample, chat.source, chat.messages) for sample in samples]
+        samples = _samples(cfg.prepare, template, chat, tally)
+        made = [_draft(sample, chat.source, chat.messages) for sample in samples]
+        if made:
             # Samples of one chat contain each other: all go where its first prompt goes.
             held = whole or held_out(made[0], cfg.prepare.heldout_fraction)
             yield from (replace(draft, heldout=held) for draft in made)
+
+
+def _samples(cfg: PrepareConfig, template: ChatTemplate, chat: Chat, tally: Tally) -> list[Masked]:
+    """Ids and masks of a chat; none, and a count, where it gives no sample."""
+    if chat.input_ids is not None:
+        return [(np.array(chat.input_ids, dtype=np.int32), np.array(chat.loss_mask, dtype=np.uint8))]
+    # An assistant turn that opens a chat answers nothing.
+    answers = [written(m) for m in chat.messages[1:] if m["role"] == "assistant"]
+    if not answers:
+        tally.drop("no_assistant_turn", chat.place)
+    elif not any(answers):
+        tally.drop("empty_answer", chat.place)
+    else:
+        what = Trained(cfg.train_turns == "last", cfg.train_tool_arguments)
+        try:
+            samples = masked_samples(template, chat.messages, chat.tools, what)
+        except (BoundaryUnclear, NotKept, TemplateRefused) as exc:
+            tally.drop(_reason_of(exc), f"{chat.place}: {exc.args[1]}")
+            return []
+        if not samples:
+            tally.drop("nothing_to_train", chat.place)
+        return samples
+    return []
 
 
 def _from_answers(cfg: RunFile, path: Path, tally: Tally) -> Iterator[Draft]:
@@ -312,20 +353,13 @@ def _tell(name: str, summary: Mapping[str, Any], tally: Tally, progress: Progres
 def _data(cfg: PrepareConfig) -> dict[str, Any]:
     """Names, which become sources, and content of the files; where they lie changes nothing."""
 
-    def told(name: str) -> list[str]:
-        if name == "demo":
-            return [name, digest(json.dumps(demo_prompts(cfg.num_demo_prompts)).encode()).hex()]
-        return [Path(name).stem, _hash_file(Path(name))]
+    def told(given: str | DataSource) -> list[Any]:
+        source = DataSource.of(given)
+        if source.path == DEMO:
+            content = digest(json.dumps(demo_prompts(cfg.num_demo_prompts)).encode()).hex()
+        else:
+            content = content_digest(source)
+        how = source.model_dump(exclude={"path", "name"}, exclude_defaults=True)
+        return [source_name(source), content, *([how] if how else [])]
 
-    return {"data": [told(name) for name in cfg.data], "heldout": [told(name) for name in cfg.heldout_data]}
-
-
-def _hash_file(path: Path) -> str:
-    hasher = xxhash.xxh3_128()
-    try:
-        with open(path, "rb") as source:
-            while chunk := source.read(1 << 20):
-                hasher.update(chunk)
-    except OSError as exc:
-        raise PrepareError("a readable file", str(exc), "check prepare.data") from exc
-    return hasher.hexdigest()
+    return {"data": [told(source) for source in cfg.data], "heldout": [told(source) for source in cfg.heldout_data]}

@@ -1,121 +1,110 @@
-"""Chats from JSONL files.
+"""Chats from every source of a run, mixed by weights and caps.
 
-In: rows with `messages` (role, content), or with `prompt` and `response`. Out: chats with the place they come from.
-Anything else is an error that lists what was found; a broken line is an error that names it.
+In: sources, read row by row and brought to one form. Out: chats with the source and place they come from. What no
+layout knows is an error that lists all that was found in the source; a broken line is an error that names it.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
-from headrace.errors import PrepareError
-from headrace.prepare.demo import demo_prompts
+import xxhash
 
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-MOST_LEVELS = 64
-TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "thinking")
+from headrace.errors import PrepareError
+from headrace.kinds import DataSource
+from headrace.prepare.demo import demo_prompts
+from headrace.prepare.layouts import THINKING_FIELDS, Read, UnknownLayout, read_row
+from headrace.prepare.rows import read_rows, source_name
+
+DEMO = "demo"
+TEXT_FIELDS = ("content", *THINKING_FIELDS)
 
 
 def written(message: Mapping[str, Any]) -> str:
-    """All text that the author of a message wrote, blank text left out; empty when nothing was said."""
-    texts = (message.get(field) for field in TEXT_FIELDS)
+    """All that the author of a message wrote, calls of tools too, blank text left out; empty when nothing was said."""
+    texts = [message.get(field) for field in TEXT_FIELDS]
+    if message.get("tool_calls"):
+        texts.append(json.dumps(message["tool_calls"], ensure_ascii=False, default=str))
     return "\n".join(text for text in texts if isinstance(text, str) and text.strip())
 
 
 @dataclass(frozen=True)
 class Chat:
-    """One conversation, and where it stands."""
+    """One conversation, and where it stands; or token ids with their mask; `refused` names why it cannot be used."""
 
     messages: tuple[dict[str, Any], ...]
     source: str
     place: str
-    tools: bool = False
+    tools: tuple[dict[str, Any], ...] = ()
+    input_ids: tuple[int, ...] | None = None
+    loss_mask: tuple[int, ...] | None = None
+    refused: str = ""
 
     def prompt(self) -> tuple[dict[str, Any], ...]:
         """The messages before the last assistant turn, if the chat ends with one; else all."""
-        return self.messages[:-1] if self.messages[-1]["role"] == "assistant" else self.messages
+        ends = bool(self.messages) and self.messages[-1]["role"] == "assistant"
+        return self.messages[:-1] if ends else self.messages
 
 
-def read_chats(data: list[str], num_demo_prompts: int) -> Iterator[Chat]:
-    """Yield the chats of each named file in turn; `demo` stands for the built-in prompts.
+def read_chats(
+    data: Sequence[str | DataSource], num_demo_prompts: int, roles: Mapping[str, str] | None = None
+) -> Iterator[Chat]:
+    """Yield the chats of each source in turn; `demo` stands for the built-in prompts.
 
-    Raises: PrepareError for no file, an empty file, a broken line, an unknown layout or role.
+    Args: roles: other names of roles, each with the role it stands for.
+    Raises: PrepareError for a source that cannot be read or is empty, a broken line, an unknown layout or role.
     """
-    for name in data:
-        if name == "demo":
-            for number, row in enumerate(demo_prompts(num_demo_prompts), 1):
-                yield Chat(tuple(row["messages"]), row["source"], f"demo:{number}")
-        else:
-            yield from _read_file(Path(name))
+    for source in map(DataSource.of, data):
+        chats = _demo(num_demo_prompts) if source.path == DEMO else _chats(source, roles or {})
+        if source.weight < 1:
+            chats = (chat for chat in chats if _taken(chat, source.weight))
+        yield from islice(chats, source.max_chats)
 
 
-def _read_file(path: Path) -> Iterator[Chat]:
-    num_rows = 0
-    try:
-        with open(path, "rb") as source:
-            for number, line in enumerate(source, 1):
-                if line.strip():
-                    num_rows += 1
-                    yield _chat(line, path, f"{path}:{number}")
-    except OSError as exc:
-        raise PrepareError("a readable JSONL file", str(exc), "check prepare.data") from exc
-    if not num_rows:
-        raise PrepareError("at least one chat", f"{path} is empty", "check prepare.data")
+def _demo(number: int) -> Iterator[Chat]:
+    for place, row in enumerate(demo_prompts(number), 1):
+        yield Chat(tuple(row["messages"]), row["source"], f"demo:{place}")
 
 
-def _chat(line: bytes, path: Path, place: str) -> Chat:
-    row = _row(line, place)
-    source = row.get("source") if isinstance(row.get("source"), str) else path.stem
-    messages = tuple(_messages(row, place))
-    tools = bool(row.get("tools")) or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
-    return Chat(messages, str(source), place, tools)
+def _taken(chat: Chat, weight: float) -> bool:
+    """Decide by content alone, so that a source that has grown still gives what it gave."""
+    content = json.dumps([chat.messages, chat.input_ids], ensure_ascii=False, default=str).encode()
+    return int(xxhash.xxh3_64_intdigest(b"weight\n" + content)) < weight * 2**64
 
 
-def _row(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8-sig"))
-        _check_levels(row)
-        json.dumps(row, ensure_ascii=False).encode()  # an escape may stand for half a character, which nothing can hold
-    except UnicodeError as exc:
-        raise PrepareError("UTF-8 text", f"{place}: {exc}", "mend or remove the line") from exc
-    except (ValueError, RecursionError) as exc:
-        raise PrepareError("a JSON object on each line", f"{place}: {exc}", "mend or remove the line") from exc
-    if not isinstance(row, dict):
-        raise PrepareError("a JSON object on each line", f"{place}: a {type(row).__name__}", "mend or remove the line")
-    return row
+def _chats(source: DataSource, roles: Mapping[str, str]) -> Iterator[Chat]:
+    name, rows = source_name(source), read_rows(source)
+    for row, place in rows:
+        try:
+            read = read_row(row, place, source.layout, roles)
+        except UnknownLayout as exc:
+            raise _with_counts(exc, source, roles, rows) from exc
+        own = row["source"] if isinstance(row.get("source"), str) and source.name is None else name
+        yield _chat(read, own, place)
 
 
-def _check_levels(value: Any, left: int = MOST_LEVELS) -> None:
-    """Later code walks a chat deeper in the stack than the reader did."""
-    if not left:
-        raise ValueError(f"more than {MOST_LEVELS} levels, one inside the other")
-    if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            _check_levels(inner, left - 1)
+def _chat(read: Read, source: str, place: str) -> Chat:
+    ids = None if read.input_ids is None else tuple(read.input_ids)
+    mask = None if read.loss_mask is None else tuple(read.loss_mask)
+    return Chat(tuple(read.messages), source, place, tuple(read.tools), ids, mask, read.refused)
 
 
-def _messages(row: dict[str, Any], place: str) -> list[dict[str, Any]]:
-    if isinstance(row.get("messages"), list) and row["messages"]:
-        return [_message(m, place) for m in row["messages"]]
-    if isinstance(row.get("prompt"), str):
-        chat = [{"role": "user", "content": row["prompt"]}]
-        if isinstance(row.get("response"), str):
-            chat.append({"role": "assistant", "content": row["response"]})
-        return chat
-    raise PrepareError(
-        "`messages` (a list of role and content), or `prompt` with `response`",
-        f"{place}: keys {sorted(row)}",
-        "convert the file to one of these layouts",
-    )
-
-
-def _message(message: Any, place: str) -> dict[str, Any]:
-    role = message.get("role") if isinstance(message, dict) else message
-    if not isinstance(message, dict) or not isinstance(role, str) or role not in ROLES:
-        raise PrepareError(f"a role among {sorted(ROLES)}", f"{place}: {role!r}", "rename the role")
-    if not isinstance(message.get("content"), str):
-        kind = type(message.get("content")).__name__
-        raise PrepareError("text as the content of each message", f"{place}: {kind}", "only text is read so far")
-    return message
+def _with_counts(
+    first: UnknownLayout, source: DataSource, roles: Mapping[str, str], rest: Iterator[tuple[dict[str, Any], str]]
+) -> PrepareError:
+    """The error of the first row that is not known, with all that the rest of the source holds of its kind."""
+    counts = Counter(first.counted)
+    with suppress(PrepareError):  # a line that is broken shows once this fault is mended
+        for row, place in rest:
+            try:
+                read_row(row, place, source.layout, roles)
+            except UnknownLayout as exc:
+                counts.update(exc.counted)
+    expected, found, hint = first.args
+    listed = ", ".join(f"{what} in {number}" for what, number in counts.most_common(12))
+    more = f"; in all: {listed} rows" if sum(counts.values()) > 1 else ""
+    return PrepareError(expected, found + more, hint)

@@ -21,6 +21,7 @@ from headrace.record import Sample, sample_id
 
 FORMAT = "headrace-prepared"
 VERSION = 0
+SAMPLES = "samples.arrow"  # a set that has grown names another file in its manifest
 ROWS = 1024  # rows of one batch; a row is found by division
 
 SCHEMA = pa.schema(
@@ -90,9 +91,9 @@ class PreparedSet:
                 f"{FORMAT} version {VERSION}", f"{manifest.get('format')} {manifest.get('version')}", "prepare again"
             )
         try:
-            reader = pa.ipc.open_file(pa.memory_map(str(folder / "samples.arrow")))
+            reader = pa.ipc.open_file(pa.memory_map(str(folder / manifest.get("samples", SAMPLES))))
         except (OSError, pa.ArrowInvalid) as exc:
-            raise PrepareError("samples.arrow beside the manifest", f"{folder}: {exc}", "prepare again") from exc
+            raise PrepareError(f"{SAMPLES} beside the manifest", f"{folder}: {exc}", "prepare again") from exc
         opened = cls(folder, manifest, reader)
         if opened.num_samples != manifest["num_samples"]:
             raise PrepareError(f"{manifest['num_samples']} samples", str(opened.num_samples), "prepare again")
@@ -135,6 +136,29 @@ class PreparedSet:
         text = batch.column("messages")[place].as_py()
         return json.loads(text) if text else []
 
+    def sources(self) -> list[str]:
+        """The source of each row."""
+        return [str(name) for name in self._column("source")]
+
+    def rows(self, source: str | None = None, heldout: bool | None = None) -> npt.NDArray[np.int64]:
+        """Rows of one source, or of one side of the split, or of both; ascending int64. Raises: PrepareError for a
+        source that is not there."""
+        chosen = np.ones(self.num_samples, dtype=bool)
+        if heldout is not None:
+            chosen &= self.heldout == heldout
+        if source is not None:
+            names = np.array(self.sources(), dtype=object)
+            if source not in names:
+                raise PrepareError(f"a source among {sorted(set(names))}", source, "name one of them")
+            chosen &= names == source
+        return np.flatnonzero(chosen).astype(np.int64)
+
+    def draft(self, row: int) -> Draft:
+        """A row as it was written. Raises: as `sample` does."""
+        sample, (batch, place) = self.sample(row), self._place(row)
+        text = batch.column("messages")[place].as_py()
+        return Draft(sample.id, sample.input_ids, sample.loss_mask, sample.source, sample.heldout, text)
+
     def _place(self, row: int) -> tuple[pa.RecordBatch, int]:
         if not 0 <= row < self.num_samples:
             raise IndexError(f"row {row} of {self.num_samples}")
@@ -148,11 +172,13 @@ class PreparedSet:
 def write_prepared(folder: Path, drafts: Iterable[Draft], manifest: Mapping[str, Any]) -> int:
     """Write a prepared set; `manifest.json` last, so that a folder with one is whole.
 
-    Args: manifest: everything but format, version, num_samples and num_heldout.
+    Args: manifest: everything but format, version, num_samples and num_heldout; `samples` names the file of samples,
+        if not samples.arrow.
     Returns: number of samples written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / "samples.arrow.tmp"
+    name = str(manifest.get("samples", SAMPLES))
+    temporary = folder / f"{name}.tmp"
     num_samples = num_heldout = 0
     with pa.OSFile(str(temporary), "wb") as out, pa.ipc.new_file(out, SCHEMA) as writer:
         pending: list[Draft] = []
@@ -167,7 +193,7 @@ def write_prepared(folder: Path, drafts: Iterable[Draft], manifest: Mapping[str,
             writer.write_batch(_batch(pending))
             num_samples += len(pending)
     _fsync(temporary)
-    temporary.replace(folder / "samples.arrow")
+    temporary.replace(folder / name)
     fsync_folder(folder)
     head = {"format": FORMAT, "version": VERSION, "num_samples": num_samples, "num_heldout": num_heldout}
     write_json(folder / "manifest.json", {**head, **manifest})

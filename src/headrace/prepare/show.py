@@ -3,6 +3,7 @@
 In: a row of a prepared set. Out: a rich Text; trained tokens green, the rest grey, special tokens visible.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,31 @@ def show_row(folder: Path, model: Path | str, row: int) -> Text:
 
     Raises: PrepareError beyond the set; TargetError without a tokenizer.
     """
+    return show_sample(_sample(folder, row), load_tokenizer(model))
+
+
+def described_row(folder: Path, model: Path | str, row: int) -> dict[str, Any]:
+    """The same row for a program: `row`, `id`, `source`, `heldout`, and `runs` of text with whether it is trained.
+
+    Raises: as show_row does.
+    """
+    sample, tokenizer = _sample(folder, row), load_tokenizer(model)
+    return {
+        "row": sample.row,
+        "id": sample.id.hex(),
+        "source": sample.source,
+        "heldout": sample.heldout,
+        "num_tokens": sample.num_tokens,
+        "num_trained": sample.num_trained,
+        "runs": [{"text": text, "trained": trained} for text, trained in _runs(sample, tokenizer)],
+    }
+
+
+def _sample(folder: Path, row: int) -> Sample:
     prepared = PreparedSet.open(folder)
     if not 0 <= row < prepared.num_samples:
         raise PrepareError(f"a row from 0 to {prepared.num_samples - 1}", str(row), "give another --row")
-    return show_sample(prepared.sample(row), load_tokenizer(model))
+    return prepared.sample(row)
 
 
 def show_sample(sample: Sample, tokenizer: Any) -> Text:
@@ -30,11 +52,15 @@ def show_sample(sample: Sample, tokenizer: Any) -> Text:
     held = ", held out" if sample.heldout else ""
     heading = f"row {sample.row}  id {sample.id.hex()}  {sample.source}{held}\n"
     text = Text(heading + f"{sample.num_trained} of {sample.num_tokens} tokens trained\n\n", style="bold")
+    for said, trained in _runs(sample, tokenizer):
+        text.append(said, style="bold green" if trained else "bright_black")
+    return text
+
+
+def _runs(sample: Sample, tokenizer: Any) -> Iterator[tuple[str, bool]]:
     mask = sample.loss_mask
     start = 0
     for place in range(1, sample.num_tokens + 1):
         if place == sample.num_tokens or mask[place] != mask[start]:
-            style = "bold green" if mask[start] else "bright_black"
-            text.append(tokenizer.decode(sample.input_ids[start:place]), style=style)
+            yield str(tokenizer.decode(sample.input_ids[start:place])), bool(mask[start])
             start = place
-    return text

@@ -28,7 +28,7 @@ def bars(labels: Sequence[str], values: Sequence[float], intervals: Sequence[tup
     axes.invert_yaxis()
     axes.set_xlim(0, max(values) * 1.15)
     axes.axvline(1.0, color=INK, linewidth=0.8, linestyle=":")
-    return _svg(figure)
+    return svg(figure)
 
 
 def curve(
@@ -50,7 +50,7 @@ def curve(
     axes.set_ylabel(y_label)
     if len(lines) > 1:
         axes.legend(frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def columns(values: Sequence[float], x_label: str, y_label: str) -> str:
@@ -65,7 +65,7 @@ def columns(values: Sequence[float], x_label: str, y_label: str) -> str:
     axes.set_ylim(0, max([*values, 0.05]) * 1.15)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    return _svg(figure)
+    return svg(figure)
 
 
 def cost(points: Sequence[Mapping[str, Any]]) -> str:
@@ -82,7 +82,7 @@ def cost(points: Sequence[Mapping[str, Any]]) -> str:
     axes.set_ylabel("US dollars" if priced else "hours")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _svg(figure)
+    return svg(figure)
 
 
 def _scale(num_bytes: float) -> tuple[float, str]:
@@ -93,7 +93,8 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """A figure as SVG text, without what stands before it."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     out = io.StringIO()

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.config import RunFolder
 from headrace.errors import HeadraceError
-from headrace.files import read_json, stage_seconds
+from headrace.files import read_stage, stage_seconds
 from headrace.record import digest
 
 KEYS = (
@@ -51,12 +51,11 @@ def gather(folder: RunFolder) -> dict[str, Any]:
 
 def _finished(folder: Path, what: str, command: str) -> dict[str, Any]:
     """The summary of a finished stage. Raises: HeadraceError saying which command to run."""
-    path, hint = folder / "stage.json", f"run `{command}` first"
-    if not path.exists():
-        raise HeadraceError(what, f"no {path}", hint)
-    stage = read_json(path, hint)
-    if stage.get("finished") is not True or not isinstance(stage.get("summary"), dict):
-        raise HeadraceError(what, f"{path} says that it has not ended", hint)
+    stage, hint = read_stage(folder), f"run `{command}` first"
+    if stage is None:
+        raise HeadraceError(what, f"no {folder / 'stage.json'}", hint)
+    if not stage["finished"]:
+        raise HeadraceError(what, f"{folder} says that it has not ended", hint)
     return dict(stage["summary"])
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.errors import StoreError
+from headrace.files import fsync_folder
 
 
 class AppendFile:
@@ -51,6 +52,14 @@ class AppendFile:
         if self._descriptor is None:
             raise StoreError("an open file", f"{self.path} is closed", "open the store again")
         return self._descriptor
+
+
+def make_durable_folder(path: Path) -> None:
+    """Make a folder that a power cut does not take away, with the folders above it that are not there."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in {*(made.parent for made in missing), path.parent, path.parent.parent}:
+        fsync_folder(folder)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.errors import StoreError
 from headrace.files import fsync_folder, write_atomic
-from headrace.store.append import AppendFile
+from headrace.store.append import AppendFile, make_durable_folder
 from headrace.store.digested import dump_digested, load_digested
 
 FILE_NAME = "failures.jsonl"
@@ -62,7 +62,7 @@ def set_aside(path: Path, quarantine: Path) -> str | None:
             damaged.append(line)
     if not damaged:
         return None
-    quarantine.mkdir(exist_ok=True)
+    make_durable_folder(quarantine)
     aside = AppendFile(quarantine / path.name)
     try:
         aside.write(b"".join(line + b"\n" for line in damaged))
@@ -78,11 +78,14 @@ def set_aside(path: Path, quarantine: Path) -> str | None:
 def append_failure(path: Path, failure: Failure) -> None:
     """Append one line and make it durable."""
     file = AppendFile(path)
+    new = file.num_bytes == 0
     try:
         file.write(dump_digested(asdict(failure)).encode() + b"\n")
         file.sync()
     finally:
         file.close()
+    if new:
+        fsync_folder(path.parent)
 
 
 def _whole_lines(path: Path) -> list[bytes]:

@@ -1,9 +1,11 @@
 """A folder of shards as a source of records.
 
 In: positions, in the order of an epoch. Out: a record or a hole for each, in that order, read ahead by a few threads
-within a bound. Nothing is ever skipped: what is neither stored nor declared a hole is an error at its position.
+within a bound. Nothing is ever skipped: what is neither stored nor declared a hole is an error at its position. A
+record that turns out damaged is declared a hole here, for this run; beyond a few of them the store itself is in doubt.
 """
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,11 +15,17 @@ from typing import Any
 from headrace.errors import StoreError
 from headrace.record import Record
 from headrace.source import Hole, Position
-from headrace.store.reader import StoreReader
+from headrace.store.reader import DamagedRecord, StoreReader
+
+DAMAGED_SHARE = 0.01  # more damaged records than this share, and than DAMAGED_FEW, stop the run
+DAMAGED_FEW = 8
 
 
 class FolderSource:
-    """Implements `headrace.source.Source` over one states folder, as sealed when it was opened."""
+    """Implements `headrace.source.Source` over one states folder, as sealed when it was opened.
+
+    `damaged` maps rows found damaged so far to what was found.
+    """
 
     def __init__(self, root: Path, read_ahead: int, num_threads: int = 2) -> None:
         """Args: read_ahead: records held ahead of the consumer, at least 1. Raises: StoreError as StoreReader does."""
@@ -27,6 +35,8 @@ class FolderSource:
         self.reader = StoreReader(root)
         self._read_ahead = read_ahead
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace-read")
+        self._changing = threading.Lock()
+        self.damaged: dict[int, str] = {}
         self._holes = {
             row: Hole(row, bytes.fromhex(failure.id), failure.reason)
             for row, failure in self.reader.failures.items()
@@ -40,7 +50,8 @@ class FolderSource:
     def records(self, positions: Iterable[Position]) -> Iterator[Record | Hole]:
         """Yield one item for each position, in order.
 
-        Raises: StoreError at the position of a record that is missing or damaged.
+        Raises: StoreError at the position of a record that is missing, or that cannot be read because the disk does
+        not answer; and when more than a few records are damaged.
         """
         ahead: deque[Future[Record | Hole]] = deque()
         try:
@@ -55,8 +66,9 @@ class FolderSource:
                 future.cancel()
 
     def holes(self) -> Mapping[int, Hole]:
-        """Rows that failed for good, by row."""
-        return dict(self._holes)
+        """Rows that failed for good, and rows found damaged so far, by row."""
+        with self._changing:
+            return dict(self._holes)
 
     def commit(self, position: Position) -> None:
         """Nothing to do: a folder keeps everything."""
@@ -68,4 +80,20 @@ class FolderSource:
 
     def _read(self, position: Position) -> Record | Hole:
         hole = self._holes.get(position.row)
-        return hole if hole is not None else self.reader.read(position.row, position.id)
+        if hole is not None:
+            return hole
+        try:
+            return self.reader.read(position.row, position.id)
+        except DamagedRecord as exc:
+            return self._declare(position, exc)
+
+    def _declare(self, position: Position, error: DamagedRecord) -> Hole:
+        """Make a damaged record a hole that stays one: later epochs do not ask the disk again."""
+        hole = Hole(position.row, position.id, f"damaged: {error.args[1]}, expected {error.args[0]}")
+        with self._changing:
+            self._holes[position.row] = hole
+            self.damaged[position.row] = f"{error.args[1]}, expected {error.args[0]}"
+            if len(self.damaged) > max(DAMAGED_FEW, DAMAGED_SHARE * self.reader.num_records):
+                found = f"{len(self.damaged)}, the last one row {hole.row}: {error.args[1]}"
+                raise StoreError(f"at most {DAMAGED_SHARE:.0%} of the records damaged", found, error.args[2]) from error
+        return hole

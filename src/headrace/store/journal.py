@@ -1,94 +1,233 @@
 """The journal: where every record lies, in one file that is read once.
 
-In: index rows of sealed shards. Out: `index.journal`, a header and fixed rows, each with its own digest; appended and
-fsynced after its shard is durable, compacted at close. A torn end is no error, damage anywhere else is.
+In: index rows of sealed shards. Out: `index.journal`, a header and one block a shard, each with a digest of its own;
+appended and fsynced after its shard is durable, compacted at close. A torn end is no error, damage elsewhere is.
 """
 
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.files import write_atomic
+from headrace.files import fsync_folder, write_atomic
+from headrace.record import DIGEST_BYTES, digest
 from headrace.store.append import AppendFile
-from headrace.store.shard import INDEX_DTYPE, Rows
+from headrace.store.shard import INDEX_DTYPE, Key, Rows
 
 FILE_NAME = "index.journal"
-JOURNAL_DTYPE = np.dtype([*INDEX_DTYPE.descr, ("shard_generation", "<i8"), ("shard_number", "<i8"), ("check", "<u8")])
-ROW_BYTES = JOURNAL_DTYPE.itemsize
-VERSION = 0
-HEADER = b"HRJOURN0" + VERSION.to_bytes(4, "little") + ROW_BYTES.to_bytes(4, "little")
+VERSION = 1
+ROW_BYTES = INDEX_DTYPE.itemsize
+HEADER = b"HRJOURN1" + VERSION.to_bytes(4, "little") + ROW_BYTES.to_bytes(4, "little")
+# A row in memory: the index row, and the shard that its block names.
+JOURNAL_DTYPE = np.dtype([*INDEX_DTYPE.descr, ("shard_generation", "<i8"), ("shard_number", "<i8")])
+BLOCK_DTYPE = np.dtype(
+    [
+        ("mark", "S4"),
+        ("num_rows", "<u4"),
+        ("generation", "<i8"),
+        ("number", "<i8"),
+        ("shard_rows", "<u4"),
+        ("check", "<u4"),
+    ]
+)
+MARK = b"BLK1"
+_HEAD = struct.Struct("<4sIqqII")  # BLOCK_DTYPE; numpy would take twenty times as long for one
+SECTOR_BYTES = 512  # what a disk writes whole: a torn append leaves such pieces as zeros
+_BUFFER_BYTES = 1 << 20
 _HINT = "run store repair: it makes the journal anew from the shards"
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What a scan found: `rows` JOURNAL_DTYPE of sound blocks, in file order.
+
+    `shards` maps each shard with a block to its rows in the shard itself; `starts` to where its block's rows begin in
+    `rows`, and how many they are. `damaged_at` are offsets of damaged blocks; `torn` whether the end is to be cut off.
+    """
+
+    rows: Rows
+    shards: Mapping[Key, int]
+    starts: Mapping[Key, tuple[int, int]]
+    damaged_at: tuple[int, ...]
+    torn: bool
 
 
 def journal_rows(index: Rows, generation: int, number: int) -> Rows:
-    """Index rows of shard (generation, number) as journal rows, digests filled in."""
+    """Index rows of shard (generation, number) as journal rows."""
     rows = np.zeros(len(index), JOURNAL_DTYPE)
-    for name in INDEX_DTYPE.names or ():
-        rows[name] = index[name]
+    _bytes_of(rows)[:, :ROW_BYTES] = _bytes_of(np.ascontiguousarray(index))
     rows["shard_generation"] = generation
     rows["shard_number"] = number
-    rows["check"] = _checks(rows.tobytes())
     return rows
+
+
+def index_rows(rows: Rows) -> Rows:
+    """Journal rows as the index rows they were made of."""
+    index = np.zeros(len(rows), INDEX_DTYPE)
+    _bytes_of(index)[:] = _bytes_of(np.ascontiguousarray(rows))[:, :ROW_BYTES]
+    return index
 
 
 def read_journal(path: Path) -> Rows:
     """Every row of a journal, in file order; a torn end is left out, an absent file has none.
 
-    A torn end is a part of a row, or rows of zeros (a file that grew before its content reached the disk).
-    Raises: StoreError naming the offset of a damaged header or row.
+    Raises: StoreError naming the offset of a damaged header or block.
     """
-    rows, good = scan_journal(path)
-    if not good.all():
-        offset = len(HEADER) + int(np.argmin(good)) * ROW_BYTES
-        raise StoreError(
-            "a journal row with its digest",
-            f"{path} damaged at offset {offset}",
-            _HINT,
-        )
-    return rows
+    found = scan_journal(path)
+    if found.damaged_at:
+        raise _damaged(path, found.damaged_at[0])
+    return found.rows
 
 
-def scan_journal(path: Path) -> tuple[Rows, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-    """Rows of a journal with a bool for each, False where its digest does not match; a torn end is left out.
+def scan_journal(path: Path) -> Journal:
+    """Rows of the sound blocks of a journal, and where it is damaged or torn.
 
-    Raises: StoreError for a damaged header.
+    A torn end is a block cut short by the end of the file, or one there with a sector of zeros (a file that grew before
+    its content reached the disk). Behind a damaged block header nothing is read.
+    Raises: StoreError for a damaged file header.
     """
     try:
-        content = path.read_bytes()
+        with open(path, "rb", buffering=_BUFFER_BYTES) as file:
+            return _scan(path, file, os.fstat(file.fileno()).st_size)
     except FileNotFoundError:
-        content = b""
+        return Journal(np.zeros(0, JOURNAL_DTYPE), {}, {}, (), torn=False)
     except OSError as exc:
         raise StoreError("a readable journal", f"{path}: {exc.strerror}", "remove it, then run store repair") from exc
-    if content[: len(HEADER)] != HEADER[: len(content)]:
-        raise StoreError(f"a journal of version {VERSION}", f"{path} damaged at offset 0", _HINT)
-    body = content[len(HEADER) :]
-    rows = np.frombuffer(body[: len(body) // ROW_BYTES * ROW_BYTES], JOURNAL_DTYPE)
-    last = len(rows)
-    while last and not any(rows[last - 1].tobytes()):
-        last -= 1
-    rows = rows[:last]
-    return rows, rows["check"] == _checks(rows.tobytes())
 
 
-def append_journal(path: Path, rows: Rows) -> None:
-    """Append rows to a journal that ends with a whole row, and make them durable."""
+def size(num_rows: int, num_shards: int) -> int:
+    """Bytes of a journal."""
+    return len(HEADER) + num_rows * ROW_BYTES + num_shards * (BLOCK_DTYPE.itemsize + DIGEST_BYTES)
+
+
+def append_journal(path: Path, index: Rows, generation: int, number: int) -> None:
+    """Append the block of shard (generation, number) to a journal that ends with a whole one, and make it durable."""
     journal = AppendFile(path)
     try:
-        journal.write(rows.tobytes() if journal.num_bytes else HEADER + rows.tobytes())
+        new = journal.num_bytes == 0
+        journal.write((HEADER if new else b"") + _block(index, generation, number, len(index)))
         journal.sync()
     finally:
         journal.close()
+    if new:
+        fsync_folder(path.parent)
 
 
-def rewrite_journal(path: Path, rows: Rows) -> None:
-    """Replace a journal by one with these rows, atomically."""
-    write_atomic(path, HEADER + rows.tobytes())
+def rewrite_journal(path: Path, rows: Rows, shards: Mapping[Key, int]) -> None:
+    """Replace a journal by one with these rows, atomically.
+
+    Args: shards: every shard that gets a block, also one without rows, and its rows in the shard itself.
+    """
+    rows = rows[np.lexsort((rows["offset"], rows["shard_number"], rows["shard_generation"]))]
+    index = index_rows(rows)
+    blocks, start = [HEADER], 0
+    for key in sorted(shards):
+        stop = start
+        while stop < len(rows) and (rows["shard_generation"][stop], rows["shard_number"][stop]) == key:
+            stop += 1
+        blocks.append(_block(index[start:stop], *key, shards[key]))
+        start = stop
+    if start != len(rows):
+        raise StoreError("rows of the shards named", f"{len(rows) - start} of others", "this is a fault of headrace")
+    write_atomic(path, b"".join(blocks))
 
 
-def _checks(body: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    covered = ROW_BYTES - 8
-    view = memoryview(body)
-    sums = [xxhash.xxh3_64_intdigest(view[a : a + covered]) for a in range(0, len(body), ROW_BYTES)]
-    return np.array(sums, dtype=np.uint64)
+def _block(index: Rows, generation: int, number: int, shard_rows: int) -> bytes:
+    head = np.zeros(1, BLOCK_DTYPE)
+    head["mark"], head["num_rows"], head["shard_rows"] = MARK, len(index), shard_rows
+    head["generation"], head["number"] = generation, number
+    head["check"] = _check(head.tobytes())
+    body = index.tobytes()
+    return head.tobytes() + body + digest(head.tobytes(), body)
+
+
+def _scan(path: Path, file: BinaryIO, size: int) -> Journal:
+    first = file.read(len(HEADER))
+    if first != HEADER[: len(first)]:
+        raise _damaged(path, 0)
+    rows = np.zeros(max(size - len(HEADER), 0) // ROW_BYTES, JOURNAL_DTYPE)
+    flat = _bytes_of(rows)
+    found: list[tuple[int, int, int, int]] = []
+    damaged: list[int] = []
+    place, filled, torn = len(first), 0, 0 < size < len(HEADER)
+    while place < size:
+        head, body, end = _next_block(file)
+        sound = len(end) == DIGEST_BYTES and digest(head, body) == end
+        if sound:
+            k = _parse(head)
+            flat[filled : filled + k[0], :ROW_BYTES] = np.frombuffer(body, np.uint8).reshape(-1, ROW_BYTES)
+            filled += k[0]
+            found.append(k)
+        elif _torn(head + body + end, place, size, len(end) == DIGEST_BYTES or not _sound_head(head)):
+            torn = True
+            break
+        else:
+            damaged.append(place)
+            if not _sound_head(head):
+                break
+        place += len(head) + len(body) + len(end)
+    rows = rows[:filled]
+    return _journal(rows, found, tuple(damaged), torn)
+
+
+def _next_block(file: BinaryIO) -> tuple[bytes, bytes, bytes]:
+    head = file.read(BLOCK_DTYPE.itemsize)
+    if not _sound_head(head):
+        return head, file.read(), b""
+    body = file.read(_parse(head)[0] * ROW_BYTES)
+    return head, body, file.read(DIGEST_BYTES)
+
+
+def _torn(block: bytes, place: int, size: int, filled: bool) -> bool:
+    """Whether a block that is not sound is the last one and was never wholly written.
+
+    Args: filled: the file has all the bytes that the block should have, as far as its header tells.
+    """
+    if place + len(block) < size:
+        return False
+    if not filled or len(block) < BLOCK_DTYPE.itemsize:
+        return True
+    edges = [0, *range(-place % SECTOR_BYTES, len(block), SECTOR_BYTES), len(block)]
+    return any(a < b and not any(block[a:b]) for a, b in pairwise(edges))
+
+
+def _journal(rows: Rows, found: list[tuple[int, int, int, int]], damaged: tuple[int, ...], torn: bool) -> Journal:
+    counts = np.array([k[0] for k in found], np.int64)
+    rows["shard_generation"] = np.repeat(np.array([k[1] for k in found], np.int64), counts)
+    rows["shard_number"] = np.repeat(np.array([k[2] for k in found], np.int64), counts)
+    starts = (np.cumsum(counts) - counts).tolist()
+    shards = {(k[1], k[2]): k[3] for k in found}
+    spans = {(k[1], k[2]): (start, k[0]) for k, start in zip(found, starts, strict=True)}
+    return Journal(rows, shards, spans, damaged, torn)
+
+
+def _parse(head: bytes) -> tuple[int, int, int, int]:
+    """num_rows, generation, number, shard_rows."""
+    _, num_rows, generation, number, shard_rows, _ = _HEAD.unpack(head)
+    return num_rows, generation, number, shard_rows
+
+
+def _sound_head(head: bytes) -> bool:
+    return len(head) == BLOCK_DTYPE.itemsize and head[:4] == MARK and _check(head).to_bytes(4, "little") == head[-4:]
+
+
+def _check(head: bytes) -> int:
+    return int(xxhash.xxh3_64_intdigest(head[:-4])) & 0xFFFFFFFF
+
+
+def _bytes_of(rows: Rows) -> npt.NDArray[np.uint8]:
+    return rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize)
+
+
+def _damaged(path: Path, offset: int) -> StoreError:
+    return StoreError(f"a journal of version {VERSION} with its digests", f"{path} damaged at offset {offset}", _HINT)

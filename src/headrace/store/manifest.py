@@ -18,7 +18,7 @@ from headrace.files import write_atomic
 from headrace.store.digested import dump_digested, load_digested
 
 FORMAT = "headrace-store"
-VERSION = 0
+VERSION = 1
 FILE_NAME = "manifest.json"
 
 # What decides a target's states. Its name and its engine may change (a moved folder, an upgrade): provenance.
@@ -127,7 +127,7 @@ class Manifest:
                 provenance=value["provenance"],
             )
         except (KeyError, TypeError, CodecError) as exc:
-            raise StoreError("every field of a manifest", f"{path}: {exc}", "see docs/formats/store-0.md") from exc
+            raise StoreError("every field of a manifest", f"{path}: {exc}", "see docs/formats/store-1.md") from exc
 
 
 def make_manifest(

@@ -5,8 +5,10 @@ Records of a torn shard are kept if each segment's bytes have the digest that th
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,57 +16,67 @@ from headrace.errors import StoreError
 from headrace.files import fsync_folder
 from headrace.record import digest
 from headrace.store.index import RecordIndex
-from headrace.store.journal import (
-    FILE_NAME,
-    HEADER,
-    JOURNAL_DTYPE,
-    ROW_BYTES,
-    journal_rows,
-    rewrite_journal,
-    scan_journal,
-)
+from headrace.store.journal import FILE_NAME, JOURNAL_DTYPE, Journal, journal_rows, rewrite_journal, scan_journal
 from headrace.store.shard import (
+    Key,
     Rows,
     ShardWriter,
     open_path,
+    read_provenance,
     read_sidecar,
     read_trailer,
     sealed_shards,
+    shard_files,
     shard_name,
     sidecar_path,
 )
 
-Key = tuple[int, int]
-
 
 @dataclass(frozen=True)
 class Mended:
-    """Journal rows of everything that can be read, the last generation seen, and what was done, in sentences."""
+    """Journal rows of everything that can be read, and what was done, in sentences.
+
+    `shards` maps each shard that has a block in the journal to the rows in the shard itself.
+    """
 
     rows: Rows
+    shards: Mapping[Key, int]
+    num_bytes: int
     last_generation: int
     notes: tuple[str, ...]
 
 
 def mend(root: Path) -> Mended:
-    """Salvage open shards, index what no journal row names, drop rows whose shard is gone. Needs the lock.
+    """Salvage open shards, index what no journal block names, drop blocks whose shard is gone. Needs the lock.
 
     Raises: StoreError where there is no folder of shards.
     """
     shards = root / "shards"
     notes: list[str] = []
-    for path in sorted(shards.glob("*.arrow.open")):
-        notes.append(_salvage(path.with_name(path.name.removesuffix(".open"))))
-    for path in shards.glob("*.arrow.*"):
+    unfinished = [name for name in shard_files(root) if ".arrow." in name]
+    fsync_folder(shards)  # a rename that is seen here must be durable before what it replaced is removed
+    for name in unfinished:
+        if name.endswith(".arrow.open"):
+            notes.append(_salvage(shards / name.removesuffix(".open")))
+    for path in shards.glob("*.arrow.*") if unfinished else ():
         path.unlink()  # left by a kill between two renames; everything in it is sealed or salvaged by now
-    sizes = {key: (shards / name).stat().st_size for name, key in sealed_shards(root).items()}
-    stored, found = _readable_journal(root / FILE_NAME, notes)
-    rows = _drop_dangling(found, sizes, notes)
-    rows = _index_unknown(root, rows, sizes, notes)
-    if len(rows) != stored or notes:
-        rewrite_journal(root / FILE_NAME, rows)
-    last = max([0, *(generation for generation, _ in sizes), *(int(g) for g in rows["generation"])])
-    return Mended(rows, last, tuple(notes))
+    names = {key: name for name, key in sealed_shards(root).items()}
+    sizes = {key: os.stat(shards / name).st_size for key, name in names.items()}
+    found = _readable_journal(root / FILE_NAME, notes)
+    kept = _sound_blocks(found, sizes, notes)
+    listed = set(kept)
+    added = _unknown_shards(root, {key: name for key, name in names.items() if key not in listed}, notes)
+    known = {**{key: found.shards[key] for key in kept}, **{key: len(index) for key, index in added.items()}}
+    rows = found.rows
+    if len(kept) != len(found.shards):
+        spans = [found.starts[key] for key in kept]
+        rows = np.concatenate([rows[:0], *(rows[start : start + count] for start, count in spans)])
+    if added:
+        rows = np.concatenate([rows, *(journal_rows(index, *key) for key, index in added.items())])
+    if added or notes or found.torn or len(kept) != len(found.shards):
+        rewrite_journal(root / FILE_NAME, rows, known)
+    last = max([0, *(generation for generation, _ in sizes), int(rows["generation"].max(initial=0))])
+    return Mended(rows, known, sum(sizes.values()), last, tuple(notes))
 
 
 def copy_intact(source: Path, rows: Rows, path: Path) -> int:
@@ -81,7 +93,7 @@ def copy_intact(source: Path, rows: Rows, path: Path) -> int:
         rows = rows[np.array([row in whole for row in rows["row"].tolist()], np.bool_)]
         if not len(rows):
             return 0
-        writer = ShardWriter(path, {"copied_from": source.name})
+        writer = ShardWriter(path, {**_provenance(source), "copied_from": source.name})
         try:
             for k in range(len(rows)):
                 row = rows[k : k + 1]
@@ -90,6 +102,13 @@ def copy_intact(source: Path, rows: Rows, path: Path) -> int:
         finally:
             writer.close()
     return len(whole)
+
+
+def _provenance(source: Path) -> dict[str, Any]:
+    try:
+        return read_provenance(source)
+    except StoreError:
+        return {}
 
 
 def _salvage(path: Path) -> str:
@@ -112,42 +131,37 @@ def _salvage(path: Path) -> str:
     return note
 
 
-def _readable_journal(path: Path, notes: list[str]) -> tuple[int, Rows]:
-    """Number of whole rows that a clean journal would hold, and the good ones of them."""
+def _readable_journal(path: Path, notes: list[str]) -> Journal:
     try:
-        rows, good = scan_journal(path)
+        found = scan_journal(path)
     except StoreError:
         notes.append(f"{path.name} had a damaged header and was made anew from the shards")
-        return 0, np.zeros(0, JOURNAL_DTYPE)
-    if not good.all():
-        notes.append(f"{int((~good).sum())} damaged rows of {path.name} were made anew from the shards")
-    torn = path.exists() and path.stat().st_size != len(HEADER) + len(rows) * ROW_BYTES
-    return -1 if torn else len(rows), rows[good]
+        return Journal(np.zeros(0, JOURNAL_DTYPE), {}, {}, (), torn=True)
+    if found.damaged_at:
+        notes.append(f"{path.name} was damaged at byte {found.damaged_at[0]} and is made anew from the shards")
+    return found
 
 
-def _drop_dangling(rows: Rows, sizes: dict[Key, int], notes: list[str]) -> Rows:
-    """Rows that point into a shard which is there and long enough."""
-    keys = zip(rows["shard_generation"].tolist(), rows["shard_number"].tolist(), strict=True)
-    ends = rows["offset"] + rows["length"]
-    there = np.array([int(end) <= sizes.get(key, -1) for key, end in zip(keys, ends, strict=True)], np.bool_)
-    gone = {shard_name(int(r["shard_generation"]), int(r["shard_number"])) for r in rows[~there]}
-    notes.extend(f"{name} is gone or cut short; its records are to be captured again" for name in sorted(gone))
-    return rows[there]
+def _sound_blocks(found: Journal, sizes: Mapping[Key, int], notes: list[str]) -> list[Key]:
+    """Shards whose block points into a file which is there and long enough."""
+    spans = [(key, start) for key, (start, count) in found.starts.items() if count]
+    ends = dict.fromkeys(found.starts, 0)
+    if spans:
+        stops = found.rows["offset"] + found.rows["length"]
+        highest = np.maximum.reduceat(stops, [start for _, start in spans]).tolist()
+        ends.update({key: end for (key, _), end in zip(spans, highest, strict=True)})
+    kept = [key for key, end in ends.items() if end <= sizes.get(key, -1)]
+    gone = [key for key, _ in spans if ends[key] > sizes.get(key, -1)]
+    notes.extend(f"{shard_name(*key)} is gone or cut short; its records are to be captured again" for key in gone)
+    return kept
 
 
-def _index_unknown(root: Path, rows: Rows, sizes: dict[Key, int], notes: list[str]) -> Rows:
-    """Add rows of sealed shards that the journal does not name, or names in part."""
-    known: dict[Key, int] = {}
-    for key in zip(rows["shard_generation"].tolist(), rows["shard_number"].tolist(), strict=True):
-        known[key] = known.get(key, 0) + 1
-    added = [rows]
-    for key in sorted(sizes):
-        path = root / "shards" / shard_name(*key)
+def _unknown_shards(root: Path, names: Mapping[Key, str], notes: list[str]) -> dict[Key, Rows]:
+    """Index rows of sealed shards without a sound block, from their own indexes."""
+    added: dict[Key, Rows] = {}
+    for key, name in sorted(names.items()):
         try:
-            index = read_trailer(path)
+            added[key] = read_trailer(root / "shards" / name)
         except StoreError as exc:
-            notes.append(f"the index of {path.name} cannot be read ({exc.args[1]}); rows of the journal are kept")
-            continue
-        if len(index) != known.get(key, 0):
-            added.append(journal_rows(index, *key))
-    return np.concatenate(added)
+            notes.append(f"the index of {name} cannot be read ({exc.args[1]}); no record of it is listed")
+    return added

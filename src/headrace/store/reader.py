@@ -1,9 +1,10 @@
 """Read records of a states folder, in any order, from any number of threads.
 
-In: a row and its id. Out: its newest record that is whole and intact, one positioned read a segment, digests checked
+In: a row and its id. Out: its newest record that is whole and intact, one positioned read a record, digests checked
 before Arrow sees a byte. Readers never change a store, and see what was sealed when they opened it.
 """
 
+import errno
 import os
 import threading
 import weakref
@@ -20,9 +21,15 @@ from headrace.store.failures import Failure, read_failures
 from headrace.store.index import RecordIndex
 from headrace.store.journal import read_journal
 from headrace.store.manifest import Manifest
-from headrace.store.shard import shard_name
+from headrace.store.shard import Rows, shard_name
 
+READ_BYTES = 64 * 1024 * 1024  # a longer record takes one read for each so many bytes of segments
 _MAX_OPEN_FILES = 64
+_HINT = "run store repair, then capture again: it makes only the rows that are lost"
+
+
+class DamagedRecord(StoreError):
+    """A record whose bytes are not what was written; the disk itself answers."""
 
 
 class StoreReader:
@@ -34,7 +41,6 @@ class StoreReader:
         self.manifest = Manifest.read(root)
         rows = read_journal(root / journal.FILE_NAME)
         self._index = RecordIndex(rows)
-        self._newest = self._index.newest()
         self.failures: dict[int, Failure] = read_failures(root / failures.FILE_NAME)
         self._files = _Files(root / "shards")
 
@@ -44,6 +50,11 @@ class StoreReader:
         return self._index.rows
 
     @property
+    def generations(self) -> npt.NDArray[np.int64]:
+        """int64 [N], in the order of `rows`: the generation of each record."""
+        return self._index.generations
+
+    @property
     def num_records(self) -> int:
         """N, superseded records not counted."""
         return len(self._index.rows)
@@ -51,21 +62,22 @@ class StoreReader:
     @property
     def num_tokens(self) -> int:
         """Tokens of all records."""
-        return int(self._newest["tokens"].sum(dtype=np.int64)) if self.num_records else 0
+        return self._index.total("tokens")
 
     @property
     def num_trained(self) -> int:
         """Trained tokens of all records."""
-        return int(self._newest["trained"].sum(dtype=np.int64)) if self.num_records else 0
+        return self._index.total("trained")
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of all records in shards: payload, ids, mask and framing."""
-        return int(self._newest["length"].sum(dtype=np.uint64)) if self.num_records else 0
+        return self._index.total("length")
 
     def missing_shards(self) -> list[str]:
         """File names of shards that hold records by the journal, and are not on the disk now."""
-        keys = zip(self._newest["shard_generation"].tolist(), self._newest["shard_number"].tolist(), strict=True)
+        rows = self._index.newest()
+        keys = set(zip(rows["shard_generation"].tolist(), rows["shard_number"].tolist(), strict=True))
         named = {shard_name(*key) for key in keys}
         return sorted(name for name in named if not (self.root / "shards" / name).is_file())
 
@@ -75,47 +87,113 @@ class StoreReader:
     def read(self, row: int, id: bytes) -> Record:
         """Read the newest intact record of a row.
 
-        Raises: StoreError when there is none, naming shard and offset of the newest one if it is damaged; or when the
-        row's record has another id.
+        Raises: StoreError when there is none; DamagedRecord, naming shard and offset of the newest one, where all are
+        damaged; StoreError when the row's record has another id, and where the disk does not answer.
         """
-        candidates = self._index.candidates(row)
-        if not candidates:
-            raise StoreError(f"a record of row {row}", f"none in {self.root}", "run capture; it makes what is missing")
-        stored = bytes(candidates[0]["id"][0])
-        if stored != id:
-            hint = "read with the prepared set these states were captured from"
-            raise StoreError(f"row {row} with id {id.hex()}", f"{stored.hex()} in {self.root}", hint)
-        error: StoreError | None = None
-        for segments in candidates:
+        error: DamagedRecord | None = None
+        for segments in self._candidates(row, id):
             try:
-                return Record(tuple(self._read_segment(segment) for segment in segments))
-            except StoreError as exc:
+                return Record(self._read_segments(segments))
+            except DamagedRecord as exc:
                 error = error or exc
         assert error is not None
         raise error
+
+    def read_tokens(self, row: int, id: bytes, start: int, end: int) -> tuple[Segment, ...]:
+        """Read only the segments that hold tokens [start, end) of a row, in order.
+
+        A payload is cut nowhere but at segments: the first and the last one may hold tokens outside the range.
+        Raises: as `read`; StoreError for a range that is empty or not within the sample.
+        """
+        error: DamagedRecord | None = None
+        for segments in self._candidates(row, id):
+            ends = np.cumsum(segments["tokens"])
+            if not 0 <= start < end <= int(ends[-1]):
+                found = f"tokens {start} to {end}"
+                raise StoreError(f"a range within the {int(ends[-1])} tokens of row {row}", found, "ask for less")
+            first, last = np.searchsorted(ends, [start, end - 1], side="right")
+            try:
+                return self._read_segments(segments[first : last + 1])
+            except DamagedRecord as exc:
+                error = error or exc
+        assert error is not None
+        raise error
+
+    def entries(self) -> Rows:
+        """JOURNAL_DTYPE [S]: segments of the newest record of every row, by row and segment."""
+        return self._index.newest()
+
+    def id_of(self, row: int) -> bytes:
+        """The id of a row's newest record. Raises: StoreError when there is none."""
+        return bytes(self._found(row)[0]["id"][0])
 
     def close(self) -> None:
         """Close shards; safe to call twice. A closed reader opens them again when asked."""
         self._files.clear()
 
-    def _read_segment(self, row: np.void) -> Segment:
-        name = shard_name(int(row["shard_generation"]), int(row["shard_number"]))
-        offset, length = int(row["offset"]), int(row["length"])
-        where = f"segment {int(row['segment'])} of row {int(row['row'])} intact in {self.root / 'shards' / name}"
-        hint = "run store repair, then capture again: it makes only the rows that are lost"
+    def _found(self, row: int) -> list[Rows]:
+        candidates = self._index.candidates(row)
+        if not candidates:
+            raise StoreError(f"a record of row {row}", f"none in {self.root}", "run capture; it makes what is missing")
+        return candidates
+
+    def _candidates(self, row: int, id: bytes) -> list[Rows]:
+        candidates = self._found(row)
+        stored = bytes(candidates[0]["id"][0])
+        if stored != id:
+            hint = "read with the prepared set these states were captured from"
+            raise StoreError(f"row {row} with id {id.hex()}", f"{stored.hex()} in {self.root}", hint)
+        return candidates
+
+    def _read_segments(self, rows: Rows) -> tuple[Segment, ...]:
+        """Read segments that lie one after the other together, up to READ_BYTES at once."""
+        found: list[Segment] = []
+        while len(found) < len(rows):
+            run = rows[len(found) : len(found) + _run(rows[len(found) :])]
+            start = int(run["offset"][0])
+            content = self._pread(run[0], start, int(run["offset"][-1] + run["length"][-1]) - start)
+            for row in run:
+                at = int(row["offset"]) - start
+                found.append(self._segment(row, content[at : at + int(row["length"])]))
+        return tuple(found)
+
+    def _pread(self, row: np.void, offset: int, length: int) -> memoryview:
         try:
-            message = self._files.read(name, offset, length)
+            return memoryview(self._files.read(_shard_of(row), offset, length))
         except OSError as exc:
-            raise StoreError(where, f"offset {offset}: {exc.strerror}", hint) from exc
+            if exc.errno == errno.EIO:  # a bad place on a disk that is there
+                raise DamagedRecord(self._whole(row), f"offset {offset}: {exc.strerror}", _HINT) from exc
+            raise StoreError(self._whole(row), f"offset {offset}: {exc.strerror}", _HINT) from exc
+
+    def _segment(self, row: np.void, message: memoryview) -> Segment:
+        offset, length = int(row["offset"]), int(row["length"])
         if len(message) != length:
-            raise StoreError(where, f"{len(message)} of {length} bytes at offset {offset}", hint)
+            raise DamagedRecord(self._whole(row), f"{len(message)} of {length} bytes at offset {offset}", _HINT)
         try:
             segment = segment_from_message(message, bytes(row["digest"]))
         except StoreError as exc:
-            raise StoreError(where, f"digest {exc.args[1]} at offset {offset}", hint) from exc
+            raise DamagedRecord(self._whole(row), f"digest {exc.args[1]} at offset {offset}", _HINT) from exc
         if _key(segment) != _index_key(row):
-            raise StoreError(where, f"another segment, {_key(segment)}, at offset {offset}", hint)
+            raise DamagedRecord(self._whole(row), f"another segment, {_key(segment)}, at offset {offset}", _HINT)
         return segment
+
+    def _whole(self, row: np.void) -> str:
+        return (
+            f"segment {int(row['segment'])} of row {int(row['row'])} intact in {self.root / 'shards' / _shard_of(row)}"
+        )
+
+
+def _run(rows: Rows) -> int:
+    """How many of the first rows lie one after the other in one shard, within READ_BYTES (or one)."""
+    ends = rows["offset"] + rows["length"]
+    follows = (rows["offset"][1:] == ends[:-1]) & (rows["shard_number"][1:] == rows["shard_number"][:-1])
+    follows &= rows["shard_generation"][1:] == rows["shard_generation"][:-1]
+    follows &= ends[1:] - rows["offset"][0] <= READ_BYTES
+    return 1 + (len(follows) if follows.all() else int(np.argmin(follows)))
+
+
+def _shard_of(row: np.void) -> str:
+    return shard_name(int(row["shard_generation"]), int(row["shard_number"]))
 
 
 def _key(segment: Segment) -> tuple[int, bytes, int, int, int]:

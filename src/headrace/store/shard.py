@@ -2,7 +2,7 @@
 
 In: segments, in any order of rows. Out: an Arrow IPC stream that stock readers open, followed by index rows and a tail
 with a digest. While it is being written it is called `.open`, and a sidecar `.open.index` says what it holds so far,
-so that a killed writer's records can be proved intact. Layout: docs/formats/store-0.md.
+so that a killed writer's records can be proved intact. Layout: docs/formats/store-1.md.
 """
 
 import os
@@ -37,11 +37,12 @@ INDEX_DTYPE = np.dtype(
     ]
 )
 SIDECAR_DTYPE = np.dtype([("index", INDEX_DTYPE), ("check", "<u8")])
-MAGIC = b"HRSHARD0"
+MAGIC = b"HRSHARD1"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-TAIL_BYTES = 8 + DIGEST_BYTES + len(MAGIC)
+TAIL_BYTES = 8 + 2 * DIGEST_BYTES + 8 + len(MAGIC)
 
 Rows = npt.NDArray[np.void]
+Key = tuple[int, int]  # (generation, number) of a shard
 _NAME = re.compile(r"(\d{6,})-(\d{6,})\.arrow")
 
 
@@ -50,23 +51,27 @@ def shard_name(generation: int, number: int) -> str:
     return f"{generation:06d}-{number:06d}.arrow"
 
 
-def parse_shard_name(name: str) -> tuple[int, int] | None:
+def parse_shard_name(name: str) -> Key | None:
     """(generation, number) of a sealed shard's file name; None for any other file."""
     match = _NAME.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def sealed_shards(root: Path) -> dict[str, tuple[int, int]]:
-    """A store's sealed shards, sorted: (generation, number) by file name.
+def shard_files(root: Path) -> list[str]:
+    """Names of everything in a store's folder of shards, sorted.
 
-    Raises: StoreError where the folder of shards cannot be read.
+    Raises: StoreError where it cannot be read.
     """
     try:
-        names = sorted(path.name for path in (root / "shards").iterdir())
-        return {name: key for name in names if (key := parse_shard_name(name)) is not None}
+        return sorted(os.listdir(root / "shards"))
     except OSError as exc:
         hint = "restore the folder, or capture again: capture makes the records that are missing"
         raise StoreError(f"the shards of the store in {root / 'shards'}", exc.strerror or str(exc), hint) from exc
+
+
+def sealed_shards(root: Path) -> dict[str, Key]:
+    """A store's sealed shards, sorted: (generation, number) by file name. Raises: as `shard_files`."""
+    return {name: key for name in shard_files(root) if (key := parse_shard_name(name)) is not None}
 
 
 def open_path(path: Path) -> Path:
@@ -114,6 +119,11 @@ class ShardWriter:
         """Bytes written so far."""
         return self._file.num_bytes
 
+    @property
+    def num_index_bytes(self) -> int:
+        """Bytes that sealing adds, and the journal's rows."""
+        return 2 * INDEX_DTYPE.itemsize * len(self._rows)
+
     def add(self, segment: Segment) -> None:
         """Append a segment."""
         message = segment_to_message(segment)
@@ -131,8 +141,8 @@ class ShardWriter:
         """Write index and tail, fsync, publish by rename, fsync the folder. Returns: the index rows."""
         rows = np.concatenate(self._rows)
         index = rows.tobytes()
-        tail = len(index).to_bytes(8, "little") + digest(self._schema_message, index) + MAGIC
-        self._file.write(END_OF_STREAM + index + tail)
+        tail = len(index).to_bytes(8, "little") + digest(self._schema_message) + digest(index)
+        self._file.write(END_OF_STREAM + index + tail + _check(tail) + MAGIC)
         self._file.sync()
         self.close()
         os.replace(self._file.path, self.path)
@@ -160,30 +170,37 @@ def read_sidecar(path: Path) -> Rows:
 
 
 def read_trailer(path: Path) -> Rows:
-    """Index rows of a sealed shard, once its length, tail and digest agree.
+    """Index rows of a sealed shard, once its length, tail and digests agree.
 
     Raises: StoreError naming the shard and what is wrong with it.
     """
     try:
         with open(path, "rb") as shard:
-            size = os.fstat(shard.fileno()).st_size
-            tail_start = max(size - TAIL_BYTES, 0)
-            tail = os.pread(shard.fileno(), TAIL_BYTES, tail_start)
-            index_bytes = int.from_bytes(tail[:8], "little")
-            if tail[-len(MAGIC) :] != MAGIC or index_bytes > tail_start or index_bytes % INDEX_DTYPE.itemsize:
-                raise _torn(path, f"{size} bytes that do not end with a shard's tail")
-            index = os.pread(shard.fileno(), index_bytes, tail_start - index_bytes)
-            rows = np.frombuffer(index, INDEX_DTYPE)
-            stream_end = tail_start - index_bytes - len(END_OF_STREAM)
-            first = int(rows["offset"].min(initial=stream_end)) if len(rows) else stream_end
-            schema_message = os.pread(shard.fileno(), min(first, max(stream_end, 0)), 0)
-            end = os.pread(shard.fileno(), len(END_OF_STREAM), max(stream_end, 0))
+            return _read_trailer(path, shard.fileno())
     except OSError as exc:
         raise StoreError("a readable shard", f"{path}: {exc.strerror}", "restore it, or capture again") from exc
-    if digest(schema_message, index) != tail[8 : 8 + DIGEST_BYTES]:
-        raise _torn(path, "an index or a schema message whose digest does not match")
-    if end != END_OF_STREAM or not _contiguous(rows, first, stream_end):
-        raise _torn(path, f"messages that do not fill bytes 0 to {stream_end}")
+
+
+def _read_trailer(path: Path, shard: int) -> Rows:
+    size = os.fstat(shard).st_size
+    tail_start = max(size - TAIL_BYTES, 0)
+    tail = os.pread(shard, TAIL_BYTES, tail_start)
+    covered = TAIL_BYTES - 8 - len(MAGIC)
+    if tail[-len(MAGIC) :] != MAGIC or tail[covered:-8] != _check(tail[:covered]):
+        raise _torn(path, f"{size} bytes that do not end with a shard's tail")
+    index_bytes = int.from_bytes(tail[:8], "little")
+    stream_end = tail_start - index_bytes - len(END_OF_STREAM)
+    if stream_end < 0:
+        raise _torn(path, f"{size} bytes with an index of {index_bytes}")
+    index = os.pread(shard, index_bytes, tail_start - index_bytes)
+    if digest(index) != tail[8 + DIGEST_BYTES : covered]:
+        raise _torn(path, "an index whose digest does not match")
+    rows = np.frombuffer(index, INDEX_DTYPE)
+    first = int(rows["offset"].min(initial=stream_end)) if len(rows) else stream_end
+    if digest(os.pread(shard, first, 0)) != tail[8 : 8 + DIGEST_BYTES]:
+        raise _torn(path, "a schema message whose digest does not match")
+    if os.pread(shard, len(END_OF_STREAM), stream_end) != END_OF_STREAM or not _contiguous(rows, first, stream_end):
+        raise _torn(path, f"no end of stream where the messages end, at byte {stream_end}")
     return rows
 
 

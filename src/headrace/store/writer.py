@@ -2,9 +2,10 @@
 
 In: records in capture order, and failures. Out: immutable shards of about `shard_bytes`, one journal row per segment
 written only after its shard is durable, and `failures.jsonl`. A kill at any moment loses at most the open shard, and
-of that only what is not intact. One thread of one process writes. Layout: docs/formats/store-0.md.
+of that only what is not intact. One process writes; its threads take turns. Layout: docs/formats/store-1.md.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,9 @@ import numpy as np
 from headrace.errors import StoreError
 from headrace.record import SEGMENT_BYTES, Record
 from headrace.store import failures, journal
+from headrace.store.append import make_durable_folder
+from headrace.store.budget import SHARD_OVERHEAD, StoreFull, record_bytes
+from headrace.store.committed import Committed, Entry
 from headrace.store.failures import Failure, append_failure, mend_failures, read_failures
 from headrace.store.index import RecordIndex
 from headrace.store.journal import append_journal, journal_rows, rewrite_journal
@@ -23,9 +27,7 @@ from headrace.store.lock import StoreLock, disk_errors
 from headrace.store.manifest import FILE_NAME as MANIFEST_NAME
 from headrace.store.manifest import Manifest
 from headrace.store.mend import mend
-from headrace.store.shard import Rows, ShardWriter, shard_name
-
-Committed = dict[int, tuple[bytes, int]]
+from headrace.store.shard import ShardWriter, shard_name
 
 
 class StoreWriter:
@@ -33,6 +35,7 @@ class StoreWriter:
 
     `generation` is what every record added must carry. `committed` maps each row that is durable to (id, generation).
     `failed` maps each row that failed to its last failure. `notes` says what opening had to mend or noticed.
+    `num_bytes` is what shards and journal take.
     """
 
     def __init__(
@@ -42,25 +45,29 @@ class StoreWriter:
         shard_bytes: int,
         shard_seconds: float,
         clock: Callable[[], float] = time.monotonic,
+        max_bytes: int | None = None,
     ) -> None:
         """Create a store, or resume one.
 
         Args:
             shard_bytes: size at which a shard is sealed.
-            shard_seconds: age at which a shard is sealed, looked at when a record is added.
+            shard_seconds: age at which a shard is sealed, looked at when a record is added and by `seal_if_old`.
+            max_bytes: what shards and journal may take; None: what the disk holds.
         Raises: StoreError when another process writes, or the store is of another identity (naming the field).
         """
         self.root = root
         self.manifest = manifest
         self.notes: list[str] = []
         self._shard_bytes, self._shard_seconds, self._clock = shard_bytes, shard_seconds, clock
+        self._max_bytes = max_bytes
         self._shard: ShardWriter | None = None
         self._shard_began = 0.0
         self._next_number = 0
-        self._pending: Committed = {}
+        self._pending: dict[int, Entry] = {}
         self._broken = False
+        self._turn = threading.RLock()
         with ExitStack() as stack, disk_errors(root):
-            (root / "shards").mkdir(parents=True, exist_ok=True)
+            make_durable_folder(root / "shards")
             self._lock = StoreLock(root)
             stack.callback(self._lock.release)
             self._check_manifest()
@@ -70,25 +77,33 @@ class StoreWriter:
             stack.pop_all()
         self.notes.extend(mended.notes)
         self.generation = mended.last_generation + 1
-        self.committed: Committed = _committed(mended.rows)
-        self._rows = [mended.rows]
+        index = RecordIndex(mended.rows)
+        self.committed = Committed(index)
+        self.num_bytes = mended.num_bytes + journal.size(len(mended.rows), len(mended.shards))
+        self._rows, self._shards = [mended.rows], dict(mended.shards)
+        self._superseded = not index.is_compact
 
     def add(self, record: Record) -> None:
         """Write a record to the open shard; seal that when it is full or old.
 
         Raises: StoreError for a record of another generation, of a known row with another id, already added in this
-        generation, or whose segments do not follow each other; and when the disk fails.
+        generation, or whose segments do not follow each other; and when the disk fails. StoreFull, with nothing
+        written, for a record beyond the budget.
         """
-        self._check(record)
-        with self._guarded():
-            if self._shard is None:
-                self._begin_shard()
-            assert self._shard is not None
-            for segment in record.segments:
-                self._shard.add(segment)
-        self._pending[record.row] = (record.id, record.generation)
-        if self._shard.num_bytes >= self._shard_bytes or self._clock() - self._shard_began >= self._shard_seconds:
-            self.seal()
+        with self._turn:
+            self._check(record)
+            self._check_budget(record)
+            with self._guarded():
+                if self._shard is None:
+                    self._begin_shard()
+                assert self._shard is not None
+                for segment in record.segments:
+                    self._shard.add(segment)
+            self._superseded = self._superseded or record.row in self.committed
+            self._pending[record.row] = (record.id, record.generation)
+            if self._shard.num_bytes >= self._shard_bytes:
+                self.seal()
+            self.seal_if_old()
 
     def fail(self, id: bytes, row: int, reason: str, permanent: bool) -> None:
         """Note, durably, that the target could not give a sample, and why.
@@ -97,40 +112,49 @@ class StoreWriter:
             permanent: the cause will not go away: readers see a hole, and capture does not try again.
         """
         failure = Failure(row=row, id=id.hex(), reason=reason, permanent=permanent, generation=self.generation)
-        with self._guarded():
+        with self._turn, self._guarded():
             append_failure(self.root / failures.FILE_NAME, failure)
-        self.failed[row] = failure
+            self.failed[row] = failure
 
     def forget(self, row: int) -> None:
         """Count a committed row as missing, because its record is damaged; adding it again supersedes the old one."""
-        self.committed.pop(row, None)
+        self.committed.forget(row)
+        self._superseded = True
 
     def seal(self) -> None:
         """Make every record added so far durable and listed. Nothing happens when there is none."""
-        with self._guarded():
+        with self._turn, self._guarded():
             if self._shard is None:
                 return
             index = self._shard.seal()
-            rows = journal_rows(index, self.generation, self._next_number)
-            append_journal(self.root / journal.FILE_NAME, rows)
+            append_journal(self.root / journal.FILE_NAME, index, self.generation, self._next_number)
+            self.num_bytes += self._shard.num_bytes + journal.size(len(index), 1) - journal.size(0, 0)
             self._shard = None
-        self._next_number += 1
-        self._rows.append(rows)
-        self.committed.update(self._pending)
-        self._pending = {}
+            self._shards[self.generation, self._next_number] = len(index)
+            self._rows.append(journal_rows(index, self.generation, self._next_number))
+            self._next_number += 1
+            self.committed.update(self._pending)
+            self._pending = {}
+
+    def seal_if_old(self) -> None:
+        """Seal if the open shard has reached its age."""
+        with self._turn:
+            if self._shard is not None and self._clock() - self._shard_began >= self._shard_seconds:
+                self.seal()
 
     def close(self) -> None:
         """Seal, compact the journal, give up the lock; safe to call twice, and after an error."""
-        if not self._lock.held:
+        if not self._lock.held:  # also in a forked child, whose turn may never come
             return
-        try:
-            if not self._broken:
-                self.seal()
-                self._compact()
-        finally:
-            if self._shard is not None:
-                self._shard.close()
-            self._lock.release()
+        with self._turn:
+            try:
+                if not self._broken:
+                    self.seal()
+                    self._compact()
+            finally:
+                if self._shard is not None:
+                    self._shard.close()
+                self._lock.release()
 
     def __enter__(self) -> "StoreWriter":
         return self
@@ -176,12 +200,20 @@ class StoreWriter:
                 raise StoreError(f"at most {SEGMENT_BYTES} payload bytes", found, "cut spans with segment_spans")
             start += segment.num_tokens
 
+    def _check_budget(self, record: Record) -> None:
+        if self._max_bytes is None:
+            return
+        opened = 0 if self._shard is None else self._shard.num_bytes + self._shard.num_index_bytes
+        needed = self.num_bytes + opened + SHARD_OVERHEAD + record_bytes(record)
+        if needed > self._max_bytes:
+            hint = "raise it, or choose a smaller capture.codec; what is stored stays, and capture goes on from it"
+            raise StoreFull(f"states within store.max_bytes {self._max_bytes:,}", f"{needed:,} bytes", hint)
+
     def _compact(self) -> None:
-        rows = np.concatenate(self._rows)
-        newest = RecordIndex(rows).newest()
-        if len(newest) != len(rows):
+        if self._superseded:
+            newest = RecordIndex(np.concatenate(self._rows)).newest()
             with self._guarded():
-                rewrite_journal(self.root / journal.FILE_NAME, newest)
+                rewrite_journal(self.root / journal.FILE_NAME, newest, self._shards)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -195,9 +227,3 @@ class StoreWriter:
         except StoreError:
             self._broken = True
             raise
-
-
-def _committed(rows: Rows) -> Committed:
-    index = RecordIndex(rows)
-    ids, generations = index.ids, index.generations.tolist()
-    return {row: (bytes(ids[k]), generations[k]) for k, row in enumerate(index.rows.tolist())}

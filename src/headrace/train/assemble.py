@@ -61,9 +61,9 @@ class Parts:
         return Reader(self.prepared, self.source, self.codec, self.shape.num_features)
 
     def new_drafter(self, seed: int) -> Drafter:
-        """An untrained drafter on the run's device, its feature scale measured."""
+        """An untrained drafter on the run's device, its feature scale measured unless train.scale_taps is off."""
         drafter = Drafter(self.shape, seed)
-        if self.source is not None:
+        if self.source is not None and self.train.scale_taps:
             scale_F = measure_feature_scale(self.reader, self.prepared, self._num_scales())
             drafter.feature_scale.copy_(scale_F)
         return drafter.to(self.device)

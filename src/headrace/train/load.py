@@ -17,7 +17,7 @@ from headrace.codec.spec import CodecSpec
 from headrace.drafter.model import Drafter
 from headrace.drafter.shape import DrafterShape
 from headrace.errors import TrainError
-from headrace.files import read_json
+from headrace.files import read_stage
 from headrace.train.checkpoint import LAST, load_checkpoint, read_state
 
 
@@ -44,8 +44,8 @@ def check_belongs(extras: Mapping[str, Any], weights_hash: str, prepared: str | 
 
 def unfinished(train_folder: Path) -> str | None:
     """In words, how far a training has come that has not ended; None for one that has, or was never begun."""
-    path = train_folder / "stage.json"
-    if not path.exists() or read_json(path, "run headrace train again").get("finished"):
+    stage = read_stage(train_folder)
+    if stage is None or stage["finished"]:
         return None
     state = read_state(train_folder / LAST)
     return f"stopped after step {state.step} of {state.num_steps}"

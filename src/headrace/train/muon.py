@@ -48,8 +48,30 @@ def orthogonal(matrix_MN: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     tall = wide.shape[0] > wide.shape[1]
     wide = wide.T if tall else wide
     wide = wide / wide.norm().clamp(min=1e-7)
+    # Squares of singular values need float32's range.
+    long = dtype == torch.float32 and wide.shape[1] >= 2 * wide.shape[0]
+    wide = _by_squares(wide) if long else _by_rows(wide)
+    return (wide.T if tall else wide).to(matrix_MN.dtype)
+
+
+def _by_rows(wide: torch.Tensor) -> torch.Tensor:
     a, b, c = COEFFICIENTS
     for _ in range(STEPS):
         gram = wide @ wide.T
         wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
-    return (wide.T if tall else wide).to(matrix_MN.dtype)
+    return wide
+
+
+def _by_squares(wide: torch.Tensor) -> torch.Tensor:
+    """The same polynomials applied to [m, m] products only, of which all are functions of the first: they commute."""
+    a, b, c = COEFFICIENTS
+    gram = wide @ wide.T
+    whole: torch.Tensor | None = None
+    for step in range(STEPS):
+        factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        factor.diagonal().add_(a)
+        whole = factor if whole is None else factor @ whole
+        if step < STEPS - 1:
+            gram = factor @ gram @ factor
+    assert whole is not None
+    return whole @ wide

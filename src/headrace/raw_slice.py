@@ -1,0 +1,128 @@
+"""A raw slice: a few samples of a run captured as they are, and the codec that the run is captured with.
+
+In: a run file, its prepared set and a target. Out: `slice/`, a small run folder with raw states of training and
+held-out rows, all sources in turn; and, where `capture.codec` is a latent by its short name, `codec/`, fitted on that
+slice; where it is `auto`, the gentlest codec whose store fits `store.max_bytes`. Either is made once and kept.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.calibrate import Wish, fit_codec, in_turn
+from headrace.capture.capture import capture, capture_taps
+from headrace.codec.spec import SPEC_NAME, is_short, short_spec
+from headrace.config import RunFile, RunFolder
+from headrace.errors import ConfigError
+from headrace.files import Stage
+from headrace.prepare.prepared import Draft, PreparedSet, write_prepared
+from headrace.progress import Progress
+from headrace.store.budget import expected_bytes
+from headrace.target.base import Target
+
+HELDOUT_SHARE = 0.1  # of a slice's tokens, for judging
+AUTO = "auto"
+SPARE = 1.01  # sizes of lossless, and of escapes, are what is expected
+
+
+def auto_ladder(hidden_size: int) -> tuple[str, ...]:
+    """What `auto` chooses from, gentlest first, by what each loses on states (docs/codecs.md)."""
+    latents = (f"latent:{hidden_size}x8", f"latent:{hidden_size}x4")
+    narrow = (f"latent:{max(1, hidden_size // part)}x4" for part in (2, 4, 8))
+    return ("raw", "lossless", "fp8", "rotated:8", "rotated:6", "rotated:4", *latents, *narrow)
+
+
+def capture_slice(cfg: RunFile, folder: RunFolder, target: Target, max_tokens: int, progress: Progress) -> RunFolder:
+    """Capture about `max_tokens` tokens raw into `slice/` of the run's folder; a slice that is done is kept.
+
+    Raises: what a capture raises; ConfigError for a slice of other settings.
+    """
+    prepared = PreparedSet.open(folder.prepared)
+    part = RunFolder(folder.root / "slice")
+    rows = _rows(prepared, max_tokens)
+    # Its own fingerprint: states of a slice are no states of the run.
+    fingerprint = f"{prepared.fingerprint} rows {len(rows)}"
+    if not (part.prepared / "manifest.json").is_file():
+        write_prepared(part.prepared, _drafts(prepared, rows), {"fingerprint": fingerprint})
+    raw = cfg.capture.model_copy(update={"codec": "raw"})
+    capture(cfg.model_copy(update={"capture": raw}), part, target, progress)
+    return part
+
+
+def _rows(prepared: PreparedSet, max_tokens: int) -> list[int]:
+    """Training rows, and held-out ones for a tenth of the tokens, all sources in turn."""
+    held = in_turn(prepared, np.flatnonzero(prepared.heldout).tolist(), int(HELDOUT_SHARE * max_tokens))
+    trained = in_turn(prepared, np.flatnonzero(~np.asarray(prepared.heldout, dtype=bool)).tolist(), max_tokens)
+    return sorted({*held, *trained})
+
+
+def _drafts(prepared: PreparedSet, rows: Sequence[int]) -> Iterator[Draft]:
+    for row in rows:
+        s = prepared.sample(row)
+        yield Draft(s.id, s.input_ids, s.loss_mask, s.source, s.heldout)
+
+
+def with_codec(cfg: RunFile, folder: RunFolder, target: Callable[[], Target], progress: Progress) -> RunFile:
+    """The run file with a `capture.codec` that can encode: `auto` chosen, a latent fitted.
+
+    Args: target: gives the target, which is not needed where the codec is chosen and fitted already.
+    Raises: ConfigError for `auto` without `store.max_bytes` or with too few; CodecError as a fit does.
+    """
+    name = cfg.capture.codec.strip().lower()
+    if name == AUTO:
+        name = _chosen(cfg, folder, target())
+        progress.note(f"codec: auto is {name}")
+    if is_short(name) and name.startswith("latent:"):
+        name = str(_fitted(cfg, folder, name, target, progress))
+    elif name == cfg.capture.codec.strip().lower():
+        return cfg
+    return cfg.model_copy(update={"capture": cfg.capture.model_copy(update={"codec": name})})
+
+
+def _chosen(cfg: RunFile, folder: RunFolder, target: Target) -> str:
+    """The first of the ladder whose store fits."""
+    if cfg.store.max_bytes is None:
+        raise ConfigError("store.max_bytes with capture.codec auto", "none", "say how many bytes states may take")
+    lengths = PreparedSet.open(folder.prepared).lengths.tolist()
+    taps, hidden_size = capture_taps(cfg, target.spec.num_blocks), target.spec.hidden_size
+    sizes: dict[str, int] = {}
+    for name in auto_ladder(hidden_size):
+        spec = short_spec(name, len(taps), hidden_size, cfg.states_dtype)
+        sizes[name] = expected_bytes(lengths, spec.bytes_per_token())
+        if sizes[name] * SPARE <= cfg.store.max_bytes:
+            return name
+    last, size = next(reversed(sizes.items()))
+    raise ConfigError(
+        f"states within store.max_bytes, {cfg.store.max_bytes:,}",
+        f"{size:,} bytes by {last}, the smallest that auto takes",
+        "raise it, prepare fewer samples, or fit a smaller latent with headrace codec fit",
+    )
+
+
+def _fitted(cfg: RunFile, folder: RunFolder, name: str, target: Callable[[], Target], progress: Progress) -> Any:
+    """The folder of the latent, fitted where it is not there."""
+    prepared = PreparedSet.open(folder.prepared)
+    out = folder.root / "codec"
+    made_from = {
+        "codec": name,
+        "fit_tokens": cfg.capture.fit_tokens,
+        "prepared": prepared.fingerprint,
+        "target": cfg.target.model,
+        "taps": cfg.target.taps or cfg.target.num_taps,
+        "dtype": cfg.states_dtype,
+    }
+    stage = Stage(out, "codec", made_from)
+    if stage.state() == "done" and (out / SPEC_NAME).is_file():
+        return out
+    size, _, bits = name.removeprefix("latent:").partition("x")
+    stage.begin()
+    part = capture_slice(cfg, folder, target(), cfg.capture.fit_tokens, progress)
+    found = fit_codec(part, Wish(int(size), float(bits)), out, progress)
+    stage.finish(found)
+    shutil.rmtree(part.root)
+    progress.note(
+        f"codec: {name}, {found['ratio']:g}x smaller than 16-bit states, {found['lost']:.2%} of their energy lost"
+    )
+    return out
