@@ -22,15 +22,10 @@ ARMS: dict[str, dict[str, str]] = {
     "taps not scaled": {"scale_taps": "false"},
     "Muon 2e-3": {"lr": "2e-3"},
     "Muon 1e-2": {"lr": "1e-2"},
-    "AdamW 5e-4": {"optimizer": "adamw", "lr": "5e-4"},
     "AdamW 1e-3": {"optimizer": "adamw", "lr": "1e-3"},
     "AdamW 2e-3": {"optimizer": "adamw", "lr": "2e-3"},
     "AdamW 4e-3": {"optimizer": "adamw", "lr": "4e-3"},
     "AdamW 2e-3, taps not scaled": {"optimizer": "adamw", "lr": "2e-3", "scale_taps": "false"},
-    "AdamW 2e-3, CE with decay": {"optimizer": "adamw", "lr": "2e-3", "loss": "decay"},
-    "linear": {"schedule": "linear"},
-    "warm-up, stable, decay": {"schedule": "wsd"},
-    "average of weights, 0.9": {"ema": "0.9"},
 }
 SHARED = ["epochs=1000", "step_tokens=1024", "micro_tokens=1024", "threads=1", "tensorboard=false"]
 

@@ -10,7 +10,7 @@ from headrace.prepare.demo import KINDS, demo_prompts
 
 def test_kinds_take_turns_and_every_prompt_is_distinct() -> None:
     rows = demo_prompts(1200)
-    texts = [row["messages"][0]["content"] for row in rows]
+    texts = [row["messages"][-1]["content"] for row in rows]
     assert len(set(texts)) == 1200
     assert len(KINDS) >= 6
     assert set(Counter(row["source"] for row in rows).values()) == {200}

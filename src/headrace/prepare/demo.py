@@ -1,7 +1,7 @@
 """The demo's prompts, written for this project: six kinds, from seeded templates.
 
-In: how many, and a seed. Out: distinct chats of one user turn, their kind as `source`. Words and numbers vary so that
-the target's answers differ.
+In: how many, and a seed. Out: distinct chats of a short system message and one user turn, their kind as `source`. Words
+and numbers vary so that the target's answers differ.
 """
 
 import random
@@ -195,6 +195,7 @@ KINDS: dict[str, Kind] = {
     "lists": _lists,
 }
 _MOST_TRIES = 200
+SYSTEM = "Be brief."  # the target's own is longer than most of these prompts
 
 
 def demo_prompts(num: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -214,5 +215,6 @@ def demo_prompts(num: int, seed: int = 0) -> list[dict[str, Any]]:
         else:
             raise PrepareError(f"{num} distinct prompts", f"{len(seen)}", "lower prepare.num_demo_prompts")
         seen.add(text)
-        rows.append({"messages": [{"role": "user", "content": text}], "source": kind})
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+        rows.append({"messages": messages, "source": kind})
     return rows
