@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: setup demo recipe test test-slow check format clean help prove-demo prove-golden prove-guards prove-bad-input prove-plan prove-store prove-trainer prove-masks
+.PHONY: setup demo recipe test test-slow check format clean help prove-demo prove-golden prove-guards prove-bad-input prove-plan prove-store prove-trainer prove-masks prove-targets prove-distributed prove-doctor prove-scale
 
 help:
 	@grep -E '^[a-z-]+:.*  ##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -67,14 +67,28 @@ prove-bad-input: $(READY)  ## bad input is an error or a counted skip
 prove-plan: $(READY)  ## the planner: published arithmetic, plan beside reality on the demo, no torch
 	$(BIN)/python benchmarks/prove/plan.py runs/demo
 
+prove-targets: $(READY)  ## drafters and taps derived for every public configuration, beside published drafters
+	$(BIN)/python benchmarks/prove/targets.py
+
 prove-masks: $(READY)  ## loss masks beside rendered ones and marked templates, over all public templates and layouts
 	$(BIN)/python benchmarks/prove/masks.py
 
 prove-trainer: $(READY) $(RIVAL)/.ready  ## the trainer beside speculators 0.9.0 on the states of `make demo`, about half an hour
 	$(BIN)/python benchmarks/prove/trainer.py runs/demo $(RIVAL)/bin/python runs/prove-trainer
 
-prove-store: $(READY)  ## the store: kills, power loss, bit flips, scale, speed, a stalled disk; SIZE=full
-	$(BIN)/python benchmarks/prove/store.py runs/prove-store $(SIZE)
+prove-store: $(READY) $(RIVAL)/.ready  ## the store: kills, power loss, bit flips, scale, speed, a stalled disk; SIZE=full
+	$(BIN)/python benchmarks/prove/store.py runs/prove-store $(RIVAL)/bin/python $(SIZE)
+
+prove-codec: $(READY)  ## the demo's codec on the states of `make demo`: size, fold, costs, one paired seed, about twenty minutes
+	$(BIN)/python benchmarks/prove/codec.py runs/demo runs/prove-codec
+
+prove-distributed: $(READY)  ## one process against two and four, random failures in a row, the simulator beside a real run
+	$(BIN)/python benchmarks/prove/distributed.py runs/prove-distributed
+
+prove-doctor: $(READY)  ## each planted story is named, a healthy run is not
+	$(BIN)/python benchmarks/prove/doctor.py runs/prove-doctor
+
+prove-scale: prove-distributed prove-doctor  ## both of these
 
 format: $(READY)  ## rewrite to the house format
 	$(BIN)/ruff format src tests benchmarks

@@ -56,6 +56,29 @@ def test_a_message_is_a_stock_arrow_message() -> None:
     assert pa.ipc.open_stream(stream).read_all().equals(table)
 
 
+def test_a_message_that_another_writer_compressed_is_read_too() -> None:
+    segment = make_record(sample([(1, True), (2, False)]), [(0, 2)], [b"states" * 500], 3).segments[0]
+    batch = pa.ipc.read_record_batch(pa.py_buffer(segment_to_message(segment)), SCHEMA)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_batch(batch)
+    reader = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    reader.read_next_message()
+    message = memoryview(reader.read_next_message().serialize())
+    assert len(message) < len(segment.payload)
+    assert same(segment_from_message(message, digest(message)), segment)
+
+
+def test_a_payload_is_a_view_of_its_message_and_ids_are_not() -> None:
+    message = memoryview(
+        bytearray(segment_to_message(make_record(sample([(7, True)]), [(0, 1)], [b"abc"], 0).segments[0]))
+    )
+    segment = segment_from_message(message, digest(message))
+    message[:] = bytes(len(message))
+    assert bytes(segment.payload) == b"\0\0\0"
+    assert (segment.input_ids.tolist(), segment.loss_mask.tolist()) == ([7], [1])
+
+
 def test_ids_and_mask_of_a_segment_have_their_own_types() -> None:
     message = segment_to_message(make_record(sample([(7, False), (8, True)]), [(0, 2)], [b""], 0).segments[0])
     segment = segment_from_message(message, digest(message))

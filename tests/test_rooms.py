@@ -19,14 +19,14 @@ NAMED = [path for path in MODULES if path.name != "__init__.py"]
 # Imports point up this list, never down.
 ROOMS = [
     "errors", "taps", "record", "source", "kinds", "config", "order", "files", "progress", "codec", "plan", "prepare",
-    "target", "store", "capture", "drafter", "train", "trial", "evaluate", "calibrate", "raw_slice", "transcode",
-    "export", "interchange", "plugins", "report", "testing", "cli",
+    "target", "store", "capture", "drafter", "train", "evaluate", "calibrate", "raw_slice", "trial", "transcode",
+    "export", "interchange", "plugins", "report", "doctor", "testing", "cli",
 ]  # fmt: skip
 
 TORCH_FREE = [
     "errors", "taps", "record", "source", "kinds", "config", "order", "files", "progress", "codec.spec", "plan",
     *sorted(f"store.{path.stem}" for path in (SRC / "store").glob("*.py") if path.name != "__init__.py"),
-    "cli.main", "testing.states", "interchange.slots", "interchange.arrow_folder",
+    "cli.main", "testing.states", "interchange.slots", "interchange.arrow_folder", "doctor.examine",
 ]  # fmt: skip
 
 # `from headrace import __version__` and the like: the package itself is above every room.

@@ -38,6 +38,22 @@ def test_a_measurement_has_every_rate_and_leaves_nothing_behind(
     assert sorted(path.name for path in folder.root.iterdir()) == ["prepared"]
 
 
+@pytest.mark.parametrize("codec", ["latent:16x4", "auto"])
+def test_codecs_that_are_settled_by_the_capture_are_timed_too(
+    run: tuple[RunFile, RunFolder], monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    monkeypatch.setattr(trial, "RUN_SECONDS", 0.05)
+    cfg, folder = run
+    own = {
+        "capture": cfg.capture.model_copy(update={"codec": codec}),
+        "store": cfg.store.model_copy(update={"max_bytes": 10**9}),
+    }
+    measured = trial.measure(cfg.model_copy(update=own), folder, load_target(cfg.target), 1.5, Silent())
+    assert measured.capture_tokens_s is not None
+    assert measured.train_tokens_s is not None
+    assert sorted(path.name for path in folder.root.iterdir()) == ["prepared"]
+
+
 @pytest.mark.parametrize("wanted", [1, 2, 100])
 def test_runs_take_whole_groups_from_all_over_the_set(run: tuple[RunFile, RunFolder], wanted: int) -> None:
     cfg, folder = run

@@ -31,7 +31,7 @@ from headrace.drafter.acceptance import teacher_forced
 from headrace.drafter.anchors import draw_anchors, supervise
 from headrace.drafter.loss import Weighting, block_loss
 from headrace.drafter.model import Drafter
-from headrace.evaluate.stock import load_stock
+from headrace.drafter.stock import load_stock
 from headrace.files import append_json_line
 from headrace.prepare.model_files import load_config
 from headrace.record import Sample

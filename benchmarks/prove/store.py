@@ -1,9 +1,9 @@
 """`make prove-store`: crashes, power loss, bit flips, a million records, speed, a disk that stalls.
 
-In: a folder for stores that are removed again, and `small` or `full`. Out: claims. Each check is a script of
-benchmarks/store in a process of its own, which prints its rows as JSON.
+In: a folder for stores that are removed again, the python of an environment with speculators 0.9.0, and `small` or
+`full`. Out: claims. Each check is a script of benchmarks/store in a process of its own, which prints its rows as JSON.
 
-usage: store.py FOLDER [full]
+usage: store.py FOLDER RIVAL_PYTHON [full]
 """
 
 import json
@@ -34,12 +34,14 @@ CHECKS = {
 }
 
 
-def main(folder: Path, size: str) -> None:
+def main(folder: Path, rival: str, size: str) -> None:
     """Check everything."""
     folder.mkdir(parents=True, exist_ok=True)
     claims = Claims(f"the store, {size}")
     for name, arguments in CHECKS[size].items():
         command = [sys.executable, str(SCRIPTS / f"{name}.py"), str(folder), *arguments]
+        if name == "throughput":
+            command.append(rival)
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             claims.add(f"{name}.py ends", "exit status 0", str(done.returncode), False)
@@ -50,4 +52,4 @@ def main(folder: Path, size: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), "full" if sys.argv[2:] == ["full"] else "small")
+    main(Path(sys.argv[1]), sys.argv[2], "full" if sys.argv[3:] == ["full"] else "small")

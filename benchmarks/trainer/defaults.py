@@ -20,6 +20,7 @@ ARMS: dict[str, dict[str, str]] = {
     "defaults": {},
     "CE with decay, gamma 4": {"loss": "decay"},
     "taps not scaled": {"scale_taps": "false"},
+    "whole vocabulary": {"sampled_vocabulary": "null"},
     "Muon 2e-3": {"lr": "2e-3"},
     "Muon 1e-2": {"lr": "1e-2"},
     "AdamW 1e-3": {"optimizer": "adamw", "lr": "1e-3"},
@@ -28,6 +29,7 @@ ARMS: dict[str, dict[str, str]] = {
     "AdamW 2e-3, taps not scaled": {"optimizer": "adamw", "lr": "2e-3", "scale_taps": "false"},
 }
 SHARED = ["epochs=1000", "step_tokens=1024", "micro_tokens=1024", "threads=1", "tensorboard=false"]
+SHARED += ["group_blocks=256", "sampled_vocabulary=8192"]
 
 
 def train(run: Path, where: Path, changes: dict[str, str], seed: int, args: argparse.Namespace) -> None:
@@ -37,7 +39,7 @@ def train(run: Path, where: Path, changes: dict[str, str], seed: int, args: argp
         if not (where / name).exists():
             (where / name).symlink_to((run / name).resolve())
     settings = {**BASE, **changes, "seed": str(seed), "anchors": str(args.anchors), "max_steps": str(args.steps)}
-    flags = [f"train.{key}={value}" for key, value in settings.items()] + [f"train.{flag}" for flag in SHARED]
+    flags = [f"train.{flag}" for flag in SHARED] + [f"train.{key}={value}" for key, value in settings.items()]
     flags += [f"train.eval_every={args.steps}", "train.eval_samples=45", f"order.seed={seed}", "floor=false"]
     flags += [f"drafter.block_size={args.block}", f"drafter.num_layers={args.layers}", f"run={where}"]
     command = [str(Path(sys.executable).with_name("headrace")), "train"]
@@ -78,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--anchors", type=int, default=16)
     parser.add_argument("--block", type=int, default=4)

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from headrace.config import DrafterConfig, TargetConfig
+from headrace.drafter.derive import derive_shape
 from headrace.drafter.model import Drafter
-from headrace.drafter.shape import derive_shape
 from headrace.prepare.prepared import PreparedSet
 from headrace.record import Sample
 from headrace.taps import Tap, default_taps, parse_tap, to_zlab

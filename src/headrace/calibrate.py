@@ -22,8 +22,8 @@ from headrace.codec.quantised import QuantisedCodec
 from headrace.codec.registry import chosen_spec, open_codec, save_codec
 from headrace.codec.spec import CodecSpec
 from headrace.config import RunFolder
+from headrace.drafter.stock import load_stock
 from headrace.errors import CodecError
-from headrace.evaluate.stock import load_stock
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Progress
 from headrace.store.reader import StoreReader

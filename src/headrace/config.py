@@ -129,14 +129,18 @@ class StoreConfig(Strict):
 class DrafterConfig(Strict):
     """Shape of the drafter; what is not given is derived from the target."""
 
-    num_layers: Int = Field(2, ge=1, description="decoder layers")
-    block_size: Int = Field(8, ge=2, description="tokens of a block, the anchor included")
-    mask_token_id: Int | None = Field(
-        None, ge=0, description="explicit mask token; none means the target's own, if any"
+    init_from: str | None = Field(
+        None, description="folder of a drafter to go on from: z-lab's layout or speculators'; its shape is kept"
     )
-    intermediate_size: Int | None = Field(None, ge=1, description="MLP width; none means the target's")
-    num_heads: Int | None = Field(None, ge=1, description="none means the target's")
-    num_kv_heads: Int | None = Field(None, ge=1, description="none means the target's")
+    num_layers: Int | None = Field(None, ge=1, description="decoder layers; none means derived, and said with reasons")
+    block_size: Int | None = Field(None, ge=2, description="tokens of a block, the anchor included; none: derived")
+    mask_token_id: Int | None = Field(
+        None, ge=0, description="explicit mask token; none means the target's own, else a row that no text produces"
+    )
+    intermediate_size: Int | None = Field(None, ge=1, description="MLP width; none: derived")
+    num_heads: Int | None = Field(None, ge=1, description="none: derived")
+    num_kv_heads: Int | None = Field(None, ge=1, description="none: derived")
+    head_dim: Int | None = Field(None, ge=2, description="size of a head; none: derived")
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(
         None, description="of each layer, first to last; none means full attention everywhere"
     )
@@ -174,6 +178,9 @@ class TrainConfig(Strict):
     decay_ratio: Float = Field(0.2, gt=0, le=1, description="wsd: share of steps with a falling rate")
     weight_decay: Float = Field(0.01, ge=0, description="on matrices only")
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's")
+    sampled_vocabulary: Int | None = Field(
+        None, ge=256, description="rows of the head that a step's loss looks at, drawn anew each step; none: all"
+    )
     scale_taps: bool = Field(True, description="divide each tap by its RMS before fc, folded in at export")
     ema: Float = Field(
         0.0, ge=0, lt=1, description="decay of an average of the weights, which is evaluated and exported; 0: none"
@@ -189,6 +196,9 @@ class TrainConfig(Strict):
     save_seconds: Float = Field(300.0, gt=0, description="time between checkpoints")
     read_ahead: Int = Field(64, ge=1, description="records decoded ahead of the step")
     tensorboard: bool = Field(True, description="write TensorBoard events")
+    trackers: list[Literal["wandb", "mlflow", "trackio"]] = Field(
+        default_factory=list, description="send the same figures to wandb, mlflow, trackio too"
+    )
 
 
 class EvaluateConfig(Strict):
@@ -226,6 +236,15 @@ class RunFile(Strict):
         if self.capture.dtype is not None:
             return self.capture.dtype
         return "bfloat16" if self.target.dtype == "auto" else self.target.dtype
+
+    @model_validator(mode="after")
+    def _sampled_vocabulary_needs_tokens(self) -> "RunFile":
+        if self.train.sampled_vocabulary is not None and self.train.objective != "ce":
+            raise ValueError(
+                f"train.sampled_vocabulary needs train.objective ce, found {self.train.objective}: "
+                "a distance between distributions looks at every token"
+            )
+        return self
 
     @model_validator(mode="after")
     def _micro_fits_step(self) -> "RunFile":

@@ -5,6 +5,7 @@ which sample stands at which position of an epoch, which positions make one glob
 No clock, no I/O, no global random state, so every reader of a run computes the same answer.
 """
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -100,12 +101,12 @@ def split_over_ranks(step: tuple[int, int], order: Ints, lengths: Ints, num_rank
     rank takes part in the step all the same.
     """
     positions = np.arange(*step)
-    loads = [0] * num_ranks
+    loads = [(0, rank) for rank in range(num_ranks)]  # a heap: fewest tokens first, then the lowest rank
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     for position in positions[np.argsort(-lengths[order[positions]], kind="stable")]:
-        rank = loads.index(min(loads))
+        tokens, rank = loads[0]
         shares[rank].append(int(position))
-        loads[rank] += int(lengths[order[position]])
+        heapq.heapreplace(loads, (tokens + int(lengths[order[position]]), rank))
     return [sorted(share) for share in shares]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.calibrate import Wish, fit_codec, in_turn
 from headrace.capture.capture import capture, capture_taps
-from headrace.codec.spec import SPEC_NAME, is_short, short_spec
+from headrace.codec.spec import SPEC_NAME, short_spec
 from headrace.config import RunFile, RunFolder
 from headrace.errors import ConfigError
 from headrace.files import Stage
@@ -70,15 +70,29 @@ def with_codec(cfg: RunFile, folder: RunFolder, target: Callable[[], Target], pr
     Args: target: gives the target, which is not needed where the codec is chosen and fitted already.
     Raises: ConfigError for `auto` without `store.max_bytes` or with too few; CodecError as a fit does.
     """
-    name = cfg.capture.codec.strip().lower()
-    if name == AUTO:
-        name = _chosen(cfg, folder, target())
-        progress.note(f"codec: auto is {name}")
-    if is_short(name) and name.startswith("latent:"):
-        name = str(_fitted(cfg, folder, name, target, progress))
-    elif name == cfg.capture.codec.strip().lower():
+    if cfg.capture.codec.strip().lower() == AUTO:
+        cfg = chosen_codec(cfg, folder, target(), progress)
+    if not is_latent(cfg.capture.codec):
         return cfg
-    return cfg.model_copy(update={"capture": cfg.capture.model_copy(update={"codec": name})})
+    return _with(cfg, str(_fitted(cfg, folder, cfg.capture.codec.strip().lower(), target, progress)))
+
+
+def is_latent(setting: str) -> bool:
+    """Whether a codec is a latent by its short name, whose directions are yet to be fitted."""
+    return setting.strip().lower().startswith("latent:")
+
+
+def chosen_codec(cfg: RunFile, folder: RunFolder, target: Target, progress: Progress) -> RunFile:
+    """The run file with `auto` replaced by the gentlest codec that fits. Raises: ConfigError when none does."""
+    if cfg.capture.codec.strip().lower() != AUTO:
+        return cfg
+    name = _chosen(cfg, folder, target)
+    progress.note(f"codec: auto is {name}")
+    return _with(cfg, name)
+
+
+def _with(cfg: RunFile, codec: str) -> RunFile:
+    return cfg.model_copy(update={"capture": cfg.capture.model_copy(update={"codec": codec})})
 
 
 def _chosen(cfg: RunFile, folder: RunFolder, target: Target) -> str:

@@ -18,7 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from headrace.capture.capture import capture
+from headrace.capture.capture import capture, capture_taps
+from headrace.codec.basis import Basis
+from headrace.codec.registry import save_codec
+from headrace.codec.spec import short_spec
 from headrace.config import RunFile, RunFolder
 from headrace.drafter.model import Drafter
 from headrace.order import capture_groups
@@ -26,6 +29,7 @@ from headrace.plan.inputs import Measurement
 from headrace.plan.measure import from_timings
 from headrace.prepare.prepared import Draft, PreparedSet, write_prepared
 from headrace.progress import Progress
+from headrace.raw_slice import chosen_codec, is_latent
 from headrace.source import Hole, Position
 from headrace.target.base import Target
 from headrace.train.assemble import Parts, assemble
@@ -65,6 +69,7 @@ def measure(cfg: RunFile, folder: RunFolder, target: Target, target_load_s: floa
     root = folder.root / "trial"
     shutil.rmtree(root, ignore_errors=True)
     try:
+        cfg = _with_stand_in(cfg, folder, target, root / "codec", progress)
         captured: list[tuple[float, float]] = []
         trained: list[TrainTiming] = []
         groups_per_run = _groups_per_run(cfg, prepared, root / "warm-up", target, progress)
@@ -84,6 +89,20 @@ def measure(cfg: RunFile, folder: RunFolder, target: Target, target_load_s: floa
         capture_fixed_s=target_load_s,
         train_fixed_s=_fixed(cfg, prepared, trained),
     )
+
+
+def _with_stand_in(cfg: RunFile, folder: RunFolder, target: Target, out: Path, progress: Progress) -> RunFile:
+    """The run file with a codec that can be timed: a latent that is yet to be fitted gets directions drawn at random,
+    which cost what fitted ones do; `auto` is chosen as the capture will.
+    """
+    cfg = chosen_codec(cfg, folder, target, progress)
+    if not is_latent(cfg.capture.codec):
+        return cfg
+    num_taps = len(capture_taps(cfg, target.spec.num_blocks))
+    spec = short_spec(cfg.capture.codec, num_taps, target.spec.hidden_size, cfg.states_dtype)
+    drawn = torch.randn(spec.num_features, spec.width, generator=torch.Generator().manual_seed(0)) * spec.width**-0.5
+    save_codec(spec, Basis(torch.ones(num_taps), torch.zeros(spec.num_features), drawn), out)
+    return cfg.model_copy(update={"capture": cfg.capture.model_copy(update={"codec": str(out)})})
 
 
 def _groups_per_run(cfg: RunFile, prepared: PreparedSet, where: Path, target: Target, progress: Progress) -> int:

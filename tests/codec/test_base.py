@@ -30,6 +30,16 @@ def test_features_are_token_major_taps_in_order() -> None:
     assert torch.equal(codec.features(codec.encode(states), 2)[1, 8:16], states[1, 1])
 
 
+def test_a_payload_that_was_read_is_viewed_and_one_that_cannot_change_is_copied() -> None:
+    codec = RawCodec(CodecSpec("raw", 0, 2, 3, "float32"))
+    states = torch.arange(12, dtype=torch.float32).view(2, 2, 3)
+    read = memoryview(bytearray(codec.encode(states)))
+    viewed, copied = codec.features(read, 2), codec.features(read.toreadonly(), 2)
+    read[:4] = bytes(4 * [1])
+    assert viewed[0, 0] != states[0, 0, 0]
+    assert torch.equal(copied.view_as(states), states)
+
+
 def test_raw_folds_to_the_same_fc() -> None:
     fc = torch.randn(4, 24)
     assert torch.equal(open_codec(SPEC).fold(fc), fc)

@@ -57,6 +57,15 @@ def test_states_in_other_directions_do_and_are_named_by_source() -> None:
     assert found["worst_row"] in range(40, 44)
 
 
+def test_a_few_strange_records_of_a_source_raise_no_alarm() -> None:
+    drift = Drift.of(fitted())
+    assert drift is not None
+    for seed in range(20, 30):
+        drift.see(seed, "math", states(seed, directions(int(seed == 20))))
+    assert drift.summary()["drifted"] == {"math": 1}
+    assert drift.note() is None
+
+
 def test_escaped_tokens_do_not_count() -> None:
     codec, own = fitted(), states(50, directions(0))
     plain = lost_share(codec, own[1:])

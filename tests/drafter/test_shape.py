@@ -1,12 +1,14 @@
 """What is derived from a target, and what is refused."""
 
+import dataclasses
 import json
 
 import pytest
 from transformers import LlamaConfig, Qwen3Config
 
 from headrace.config import DrafterConfig
-from headrace.drafter.shape import DrafterShape, derive_shape
+from headrace.drafter.derive import derive_shape
+from headrace.drafter.shape import DrafterShape
 from headrace.errors import DrafterError
 from tests.drafter.tiny import tiny_shape
 
@@ -61,12 +63,18 @@ def test_a_missing_rope_is_never_defaulted(rope: dict[str, object] | None) -> No
         derive(DrafterConfig(mask_token_id=9), config)
 
 
-def test_partial_and_multi_axis_rope_are_refused_by_name() -> None:
-    for rope in ({**ROPE, "partial_rotary_factor": 0.25}, {**ROPE, "mrope_section": [1, 2, 3]}):
-        config = llama()
-        config.rope_parameters = rope
-        with pytest.raises(DrafterError, match=r"partial_rotary_factor|mrope_section"):
-            derive(DrafterConfig(mask_token_id=9), config)
+@pytest.mark.parametrize(
+    ("rope", "name"),
+    [
+        ({**ROPE, "partial_rotary_factor": 0.25}, "partial_rotary_factor 0.25"),
+        ({**ROPE, "mrope_section": [1, 2, 3]}, "mrope_section"),
+        ({**ROPE, "rope_type": "dynamic"}, "dynamic"),
+        ({"rope_type": "default"}, "rope_theta"),
+    ],
+)
+def test_a_rope_that_engines_do_not_give_a_drafter_is_refused_by_name(rope: dict[str, object], name: str) -> None:
+    with pytest.raises(DrafterError, match=name):
+        dataclasses.replace(tiny_shape(), rope=rope)
 
 
 def test_a_shape_survives_its_checkpoint() -> None:

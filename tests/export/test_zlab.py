@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from headrace.drafter.model import Drafter
+from headrace.drafter.stock import load_stock
 from headrace.errors import ExportError
-from headrace.evaluate.stock import load_stock
 from headrace.export.zlab import export_zlab, serve_commands, stock_scales, stock_tensors
 from headrace.target.head import FrozenHead
 from tests.evaluate.conftest import Pair, shape

@@ -9,7 +9,7 @@ import torch
 from headrace.codec.basis import Basis
 from headrace.codec.registry import save_codec
 from headrace.codec.spec import CodecSpec, split_groups
-from headrace.evaluate.stock import load_stock
+from headrace.drafter.stock import load_stock
 from headrace.testing.tiny_target import HIDDEN_SIZE, save_tiny_target
 from tests.integration.test_pipeline import MASK, WORDS, call
 

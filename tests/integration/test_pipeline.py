@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.evaluate.stock import load_stock
+from headrace.drafter.stock import load_stock
 from headrace.testing.tiny_target import save_tiny_target
 
 WORDS = [f"w{n}" for n in range(20, 30)]

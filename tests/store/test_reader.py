@@ -33,6 +33,25 @@ def test_every_record_comes_back_bit_for_bit(make_store) -> None:
     assert 7 not in reader
 
 
+def test_records_that_are_kept_stay_what_they_were_while_others_are_read(tmp_path: Path) -> None:
+    tokens = 4000  # 256,000 bytes of payload: read into memory that is used again
+    with StoreWriter(tmp_path, fake_manifest(), 1 << 30, 1e9) as writer:
+        for row in range(4):
+            writer.add(fake_record(row, 1, num_tokens=tokens))
+    reader = StoreReader(tmp_path)
+    kept = {row: reader.read(row, fake_sample(row, tokens).id) for row in (0, 1)}
+    views = {row: np.frombuffer(reader.read(row, fake_sample(row, tokens).id).segments[0].payload) for row in (2, 3)}
+    for _ in range(20):
+        for row in range(4):
+            reader.read(row, fake_sample(row, tokens).id)
+    for row in range(4):
+        wanted = fake_record(row, 1, num_tokens=tokens)
+        if row in kept:
+            assert same_records(kept[row], wanted)
+        else:
+            assert views[row].tobytes() == wanted.segments[0].payload
+
+
 def test_a_missing_row_and_another_id_are_told_apart(make_store) -> None:
     reader = StoreReader(make_store(3))
     with pytest.raises(StoreError, match="a record of row 9"):
@@ -88,13 +107,13 @@ def test_the_highest_valid_generation_wins(make_store) -> None:
 
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
-    real = os.pread
+    real = os.preadv
 
-    def counted(descriptor: int, length: int, offset: int) -> bytes:
-        sizes.append(length)
-        return real(descriptor, length, offset)
+    def counted(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        sizes.append(sum(map(len, buffers)))
+        return real(descriptor, buffers, offset)
 
-    monkeypatch.setattr(os, "pread", counted)
+    monkeypatch.setattr(os, "preadv", counted)
     return sizes
 
 
@@ -137,10 +156,10 @@ def test_damage_is_told_apart_from_a_disk_that_does_not_answer(make_store, monke
     reader = StoreReader(make_store(2))
 
     def fail(code: int) -> None:
-        def raise_error(*_: object) -> bytes:
+        def raise_error(*_: object) -> int:
             raise OSError(code, os.strerror(code))
 
-        monkeypatch.setattr(os, "pread", raise_error)
+        monkeypatch.setattr(os, "preadv", raise_error)
 
     fail(errno.EIO)
     with pytest.raises(DamagedRecord, match="Input/output"):

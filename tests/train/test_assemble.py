@@ -5,8 +5,10 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from headrace.config import RunFile
+from headrace.config import DrafterConfig, RunFile
+from headrace.drafter.stock import load_stock
 from headrace.errors import DrafterError, TrainError
+from headrace.export.zlab import export_zlab
 from headrace.testing.tiny_target import save_tiny_target
 from headrace.train.assemble import _mask_token, assemble, special_ids
 from tests.train.runs import MASK_TOKEN_ID, TAPS, drafts, make_run, run_file, write_set
@@ -107,3 +109,33 @@ def test_taps_are_scaled_unless_told_otherwise(tmp_path: Path, tiny_target: Path
     parts.close()
     assert bool((scale_F == 1).all()) is not scaled
     assert parts.identity["train.scale_taps"] is scaled
+
+
+def test_a_run_goes_on_from_another_drafter(tmp_path: Path, tiny_target: Path) -> None:
+    folder = make_run(tmp_path, tiny_target)
+    cfg = run_file(tmp_path, tiny_target)
+    first = assemble(cfg, folder, True)
+    export_zlab(first.new_drafter(3), tmp_path / "before")
+    first.close()
+    own = {"init_from": str(tmp_path / "before")}
+    parts = assemble(cfg.model_copy(update={"drafter": DrafterConfig.model_validate(own)}), folder, True)
+    assert parts.shape == first.shape
+    assert parts.identity["drafter.init_from"] != ""
+    again = parts.new_drafter(0)
+    parts.close()
+    served = load_stock(tmp_path / "before")
+    torch.testing.assert_close(again.fc.weight * again.feature_scale, served.fc.weight)
+    assert torch.equal(again.norm.weight, served.norm.weight)
+    wrong = DrafterConfig.model_validate({**own, "mask_token_id": MASK_TOKEN_ID - 1})
+    with pytest.raises(DrafterError, match=r"drafter\.mask_token_id"):
+        assemble(cfg.model_copy(update={"drafter": wrong}), folder, True)
+
+
+def test_a_mask_token_is_the_first_row_that_no_text_produces(tmp_path: Path) -> None:
+    target = save_tiny_target(tmp_path / "padded", vocab_size=72)
+    folder = make_run(tmp_path / "run", target)
+    cfg = run_file(tmp_path / "run", target)
+    cfg = cfg.model_copy(update={"drafter": cfg.drafter.model_copy(update={"mask_token_id": None})})
+    parts = assemble(cfg, folder, False)
+    assert parts.shape.mask_token_id == 64
+    assert any(reason.startswith("drafter.mask_token_id 64: a row") for reason in parts.reasons)

@@ -20,6 +20,7 @@ from headrace.train.batches import (
     read_ahead,
     training_steps,
 )
+from headrace.train.ranks import Share
 from tests.train.runs import CODEC, TRAIN, ListSource, record_of, states_of
 
 CFG = TrainConfig(**TRAIN)
@@ -35,6 +36,35 @@ def steps_from(
 
 def rows(steps: list[Step]) -> list[int]:
     return [s.sample.row for step in steps for batch in step.micro for s in batch]
+
+
+@pytest.mark.parametrize("size", [2, 4, 7])
+def test_ranks_together_take_every_step_of_one_process(prepared: PreparedSet, size: int) -> None:
+    plan, whole = plan_steps(prepared, ORDER, CFG), steps_from(prepared, ListSource(prepared))
+    sources = [ListSource(prepared) for _ in range(size)]
+    ranks = [
+        list(training_steps(plan, Reader(prepared, own, CODEC), prepared, CFG, (0, 0), set(), Share(rank, size)))
+        for rank, own in enumerate(sources)
+    ]
+    for step, *parts in zip(whole, *ranks, strict=True):
+        assert {(part.epoch, part.start, part.end) for part in parts} == {(step.epoch, step.start, step.end)}
+        assert sorted(rows(parts)) == sorted(rows([step]))
+        anchors = {s.sample.row: s.anchors_A.tolist() for batch in step.micro for s in batch}
+        assert {s.sample.row: s.anchors_A.tolist() for p in parts for b in p.micro for s in b} == anchors
+    if size == 7:
+        assert any(not part.micro for own in ranks for part in own)
+
+
+def test_a_hole_that_another_rank_found_is_left_out_from_then_on(prepared: PreparedSet) -> None:
+    plan, source, declared = plan_steps(prepared, ORDER, CFG), ListSource(prepared), set[int]()
+    steps = training_steps(plan, Reader(prepared, source, CODEC), prepared, CFG, (0, 0), set(), Share(), declared)
+    first = next(steps)
+    found = rows([first])[0]
+    declared.add(found)
+    rest = list(steps)
+    assert found not in rows(rest)
+    assert not any(step.holes for step in rest)  # it was told before
+    assert len(source.asked) == 2 * len(set(source.asked))
 
 
 def test_held_out_rows_are_never_asked_for(prepared: PreparedSet) -> None:

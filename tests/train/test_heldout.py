@@ -4,8 +4,8 @@ import numpy as np
 from transformers import AutoConfig
 
 from headrace.config import DrafterConfig
+from headrace.drafter.derive import derive_shape
 from headrace.drafter.model import Drafter
-from headrace.drafter.shape import derive_shape
 from headrace.prepare.prepared import PreparedSet
 from headrace.target.head import load_head
 from headrace.train.batches import Reader

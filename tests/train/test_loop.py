@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.config import RunFolder
+from headrace.config import RunFolder, TrainConfig
 from headrace.errors import ConfigError, TrainError
 from headrace.prepare.prepared import Draft
 from headrace.progress import Silent
@@ -20,6 +20,7 @@ from headrace.record import sample_id
 from headrace.train.checkpoint import Checkpoint, load_checkpoint
 from headrace.train.load import load_drafter
 from headrace.train.loop import train
+from headrace.train.schedule import learning_rate
 from tests.train.runs import drafts, make_run, run_file, states_of, write_set, write_states
 
 PROJECT = Path(__file__).parents[2]
@@ -289,6 +290,23 @@ def test_a_generous_time_limit_leaves_the_plan_as_it_is(
     summary = train(run_file(fresh, tiny_target, max_steps=6, max_seconds=1e6), RunFolder(fresh), True, Silent())
     assert summary["num_steps"] == 6
     assert load_checkpoint(RunFolder(fresh).train() / "last").state.planned
+
+
+def test_before_the_limit_is_steps_the_rate_rises_as_that_of_a_short_run(
+    fresh: Path, tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.train.loop.GUESSED_STEPS", 20)
+    lengths: list[int] = []
+    own = learning_rate
+
+    def seen(step: int, num_steps: int, cfg: TrainConfig) -> float:
+        lengths.append(num_steps)
+        return own(step, num_steps, cfg)
+
+    monkeypatch.setattr("headrace.train.loop.learning_rate", seen)
+    cfg = run_file(fresh, tiny_target, epochs=4000, max_seconds=1e-3, eval_every=10_000)
+    train(cfg, RunFolder(fresh), True, Silent())
+    assert lengths == [20, 20, 3]
 
 
 def test_without_held_out_rows_the_last_checkpoint_is_the_best(tmp_path: Path, tiny_target: Path) -> None:

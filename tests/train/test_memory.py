@@ -7,7 +7,8 @@ import torch
 from transformers import AutoConfig
 
 from headrace.config import DrafterConfig, TrainConfig
-from headrace.drafter.shape import DrafterShape, derive_shape
+from headrace.drafter.derive import derive_shape
+from headrace.drafter.shape import DrafterShape
 from headrace.errors import TrainError
 from headrace.train import memory
 from headrace.train.memory import check_memory, needs

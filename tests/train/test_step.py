@@ -7,8 +7,9 @@ import torch
 from transformers import AutoConfig
 
 from headrace.config import DrafterConfig, OrderConfig, TargetConfig, TrainConfig
+from headrace.drafter.derive import derive_shape
 from headrace.drafter.model import Drafter, head_logits
-from headrace.drafter.shape import derive_shape
+from headrace.drafter.vocabulary import sample_head
 from headrace.errors import TrainError
 from headrace.prepare.prepared import PreparedSet
 from headrace.record import Sample, sample_id
@@ -157,3 +158,21 @@ def test_a_step_of_holes_changes_nothing(prepared: PreparedSet, tiny_target: Pat
     step = big_step(prepared, CFG, ListSource(prepared, holes=range(14)))
     assert step.micro == []
     assert take_step(drafter, build_optimizer(drafter, CFG), head, step, CFG) is None
+
+
+def test_a_step_that_looks_at_a_sample_of_the_vocabulary_learns_and_is_repeatable(
+    prepared: PreparedSet, tiny_target: Path, head: FrozenHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.train.step.sample_head", lambda *a: sample_head(a[0], a[1], 40, a[3]))
+    weights = []
+    for sampled in (None, 256, 256):
+        cfg = CFG.model_copy(update={"sampled_vocabulary": sampled})
+        drafter, step = new_drafter(tiny_target), big_step(prepared, cfg)
+        optimizer = build_optimizer(drafter, cfg)
+        found = [take_step(drafter, optimizer, head, step, cfg) for _ in range(6)]
+        assert found[0] is not None
+        assert found[-1] is not None
+        assert found[-1].loss < found[0].loss
+        weights.append(drafter.fc.weight.detach())
+    assert torch.equal(weights[1], weights[2])
+    assert not torch.equal(weights[0], weights[1])

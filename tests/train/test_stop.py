@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from headrace.train.stop import StopRequest
+from headrace.train.stop import StopRequest, leave
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -26,13 +26,10 @@ def test_a_signal_is_noted_and_the_second_finds_the_old_handler(number: signal.S
 
 
 def test_leaving_says_which_signal_it_was() -> None:
-    stop = StopRequest()
-    stop.signal = signal.SIGINT
     with pytest.raises(KeyboardInterrupt):
-        stop.leave()
-    stop.signal = signal.SIGTERM
+        leave(signal.SIGINT)
     with pytest.raises(SystemExit) as left:
-        stop.leave()
+        leave(signal.SIGTERM)
     assert left.value.code == 143
 
 

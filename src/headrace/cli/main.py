@@ -20,10 +20,12 @@ from headrace.cli import codec as codec_commands
 from headrace.cli import interchange, stages
 from headrace.cli import speculators as speculators_commands
 from headrace.cli import store as store_commands
+from headrace.cli.doctor import doctor
 from headrace.cli.failure import failures_shown
 from headrace.cli.plan import plan
 from headrace.cli.progress import Terminal
 from headrace.config import load_run_file
+from headrace.errors import ConfigError
 
 # Spinning threads make a shared machine several times slower (docs/log.md, 2026-11-30). Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -36,6 +38,7 @@ app = typer.Typer(
 )
 _stderr = Console(stderr=True)
 app.command()(plan)
+app.command()(doctor)
 app.add_typer(store_commands.app, name="store")
 store_commands.app.command(name="export")(interchange.export)
 store_commands.app.command(name="import")(interchange.import_)
@@ -54,12 +57,20 @@ def _do(
 ) -> None:
     progress = Terminal(_stderr)
     with failures_shown(_stderr):
+        _check_alone(work)
         try:
             summary = work(stages.Run(load_run_file(file, flags or ()), progress))
         finally:
             progress.end()
-    if as_json:
+    if as_json and os.environ.get("RANK", "0") == "0":
         sys.stdout.write(json.dumps(summary, ensure_ascii=False) + "\n")
+
+
+def _check_alone(work: Callable[[stages.Run], dict[str, Any]]) -> None:
+    """Refuse `torchrun` for what one process does: every one of them would do all of it, into the same folder."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size != "1" and work is not stages.train:
+        raise ConfigError("one process", f"WORLD_SIZE {size}", "only `headrace train` is for torchrun")
 
 
 @app.command()
@@ -106,9 +117,15 @@ def eval_(
 
 
 @app.command()
-def export(file: File = None, set_: Set = None, json_: Json = False) -> None:
-    """Write the drafter as a stock checkpoint and print the commands that serve it."""
-    _do(stages.export, file, set_, json_)
+def export(
+    file: File = None,
+    set_: Set = None,
+    json_: Json = False,
+    speculators: Annotated[bool, typer.Option("--speculators", help="also in speculators' layout")] = False,
+    push: Annotated[str | None, typer.Option(help="OWNER/NAME on the hub to upload drafter/ to")] = None,
+) -> None:
+    """Write the drafter as a stock checkpoint with its model card, and print the commands that serve it."""
+    _do(lambda run: stages.export(run, speculators, push), file, set_, json_)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import RESOLVED, Resolved, RunFolder
 from headrace.errors import ConfigError
 from headrace.files import append_json_line, locked, read_stage, write_json
-from headrace.progress import Progress
+from headrace.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from headrace.target.transformers_target import TransformersTarget
@@ -151,35 +151,50 @@ def capture_slice(run: Run, num_tokens: int) -> Summary:
 
 
 def train(run: Run) -> Summary:
-    """The drafter, and the floor that sees no target state: as many steps, on the same samples."""
+    """The drafter, and the floor that sees no target state: as many steps, on the same samples. One process, or the
+    ranks that torchrun started."""
+    from headrace.target.device import choose_device
     from headrace.train.loop import train as train_drafter
+    from headrace.train.ranks import joined
 
     run.release_target()
-    with run.timed("train", run.folder.train()):
-        summaries = {"drafter": train_drafter(run.cfg, run.folder, True, run.progress)}
-    if run.cfg.floor:
-        same = {"max_steps": summaries["drafter"]["num_steps"], "max_seconds": None, "objective": "ce"}
-        cfg = run.cfg.model_copy(update={"train": run.cfg.train.model_copy(update=same)})
-        with run.timed("train the no-features floor", run.folder.train(False)):
-            summaries["floor"] = train_drafter(cfg, run.folder, False, run.progress)
+    with joined(choose_device(run.cfg.target.device)) as ranks:
+        progress = run.progress if ranks.first else Silent()
+        timed = run.timed if ranks.first else _untimed
+        with timed("train", run.folder.train()):
+            summaries = {"drafter": train_drafter(run.cfg, run.folder, True, progress, ranks)}
+        if run.cfg.floor:
+            same = {"max_steps": summaries["drafter"]["num_steps"], "max_seconds": None, "objective": "ce"}
+            cfg = run.cfg.model_copy(update={"train": run.cfg.train.model_copy(update=same)})
+            with timed("train the no-features floor", run.folder.train(False)):
+                summaries["floor"] = train_drafter(cfg, run.folder, False, progress, ranks)
     return summaries
 
 
-def export(run: Run) -> Summary:
-    """The drafter as a stock checkpoint."""
-    from headrace.export.zlab import export_run
+@contextmanager
+def _untimed(_name: str, _folder: Path) -> Iterator[None]:
+    """A rank that is not the first neither locks a folder nor writes into it."""
+    yield
+
+
+def export(run: Run, speculators: bool = False, push_to: str | None = None) -> Summary:
+    """The drafter as a stock checkpoint with a model card; in speculators' layout too, or on the hub."""
+    from headrace.export.run import export_run
 
     with run.timed("export", run.folder.export):
-        return export_run(run.cfg, run.folder, run.progress)
+        return export_run(run.cfg, run.folder, run.progress, speculators=speculators, push_to=push_to)
 
 
 def evaluate(run: Run, drafter: Path | None = None) -> Summary:
     """τ, floors and greedy identity on held-out prompts; of the checkpoint, or of an exported folder."""
     from headrace.evaluate.run import evaluate as evaluate_drafter
+    from headrace.export.run import refresh_card
 
     with run.timed("eval", run.folder.evaluation):
         target = run.target(run.cfg.evaluate.dtype)
-        return evaluate_drafter(run.cfg, run.folder, target, run.progress, drafter=drafter)
+        results = evaluate_drafter(run.cfg, run.folder, target, run.progress, drafter=drafter)
+        refresh_card(run.cfg, run.folder)
+        return results
 
 
 def report(run: Run) -> Summary:

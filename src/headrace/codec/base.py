@@ -34,7 +34,7 @@ class Codec(Protocol):
         """Encode one token span. Raises: CodecError for a shape, dtype or value the codec cannot hold."""
         ...
 
-    def features(self, payload: bytes, num_tokens: int) -> torch.Tensor:
+    def features(self, payload: bytes | memoryview, num_tokens: int) -> torch.Tensor:
         """Decode to features [T, F] in the codec's own coordinates."""
         ...
 
@@ -86,17 +86,19 @@ class RawCodec(OfTaps):
         check_states_shape(states_TLH, self.spec)
         return states_TLH.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
-    def features(self, payload: bytes, num_tokens: int) -> torch.Tensor:
-        """View the bytes as [T, L*H]."""
+    def features(self, payload: bytes | memoryview, num_tokens: int) -> torch.Tensor:
+        """View the bytes as [T, L*H]; a payload that was read is not copied."""
         check_length(payload, num_tokens, self.spec)
         if num_tokens == 0:
             return torch.zeros(0, self.num_features, dtype=self._dtype)
-        return torch.frombuffer(bytearray(payload), dtype=self._dtype).view(num_tokens, self.num_features)
+        content = payload if isinstance(payload, memoryview) and not payload.readonly else bytearray(payload)
+        return torch.frombuffer(content, dtype=self._dtype).view(num_tokens, self.num_features)
 
 
 def record_features(record: Record, codec: Codec) -> torch.Tensor:
     """Features [T, F] of a whole record."""
-    return torch.cat([codec.features(segment.payload, segment.num_tokens) for segment in record.segments])
+    parts = [codec.features(segment.payload, segment.num_tokens) for segment in record.segments]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def record_states(record: Record, codec: Codec) -> torch.Tensor:
@@ -124,7 +126,7 @@ def check_finite(states_TLH: torch.Tensor, spec: CodecSpec) -> None:
         raise CodecError("finite states", f"NaN or infinity at token {token}, tap {tap}", "capture the sample again")
 
 
-def check_length(payload: bytes, num_tokens: int, spec: CodecSpec) -> None:
+def check_length(payload: bytes | memoryview, num_tokens: int, spec: CodecSpec) -> None:
     """Raise CodecError for a payload of another length than a codec of fixed size gives."""
     expected = int(num_tokens * spec.bytes_per_token())
     if len(payload) != expected:

@@ -15,7 +15,8 @@ from headrace.codec.quantised import QuantisedCodec
 
 TIMES = 2.0  # a record that loses so many times what the slice lost on average has drifted
 AT_LEAST = 0.01  # share of energy; below it a multiple of nearly nothing is still nothing
-ALARM = 0.02  # share of records
+ALARM = 0.1  # share of all records; short ones vary
+SOURCE_ALARM = 0.25  # share of a source's records
 
 
 @dataclass
@@ -67,7 +68,8 @@ class Drift:
     def note(self) -> str | None:
         """What to tell whoever watches, where too many records drifted."""
         drifted, seen = (sum(counts[i] for counts in self.by_source.values()) for i in (0, 1))
-        if drifted <= ALARM * seen:
+        strange = any(d > SOURCE_ALARM * n for d, n in self.by_source.values())
+        if drifted <= ALARM * seen and not strange:
             return None
         sources = ", ".join(f"{source} {d} of {n}" for source, (d, n) in sorted(self.by_source.items()) if d)
         return (

@@ -24,7 +24,7 @@ class Fp8Codec(OfTaps):
         scales = scale_TL.cpu().numpy().astype("<f4").tobytes()
         return scales + codes.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
-    def features(self, payload: bytes, num_tokens: int) -> torch.Tensor:
+    def features(self, payload: bytes | memoryview, num_tokens: int) -> torch.Tensor:
         """Decode to states bfloat16 [T, L*H]. Raises: CodecError for a payload of another length."""
         check_length(payload, num_tokens, self.spec)
         shape = (num_tokens, self.spec.num_taps)

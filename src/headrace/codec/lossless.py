@@ -48,7 +48,7 @@ class LosslessCodec(OfTaps):
             + _planes(rest.astype(np.uint32), self._rest_bytes)
         )
 
-    def features(self, payload: bytes, num_tokens: int) -> torch.Tensor:
+    def features(self, payload: bytes | memoryview, num_tokens: int) -> torch.Tensor:
         """The states' own bits [T, L*H] in their dtype. Raises: CodecError for a payload that cannot be decoded."""
         width, rest_bytes = self.spec.width, self._rest_bytes
         size = int.from_bytes(payload[:4], "little")
@@ -93,7 +93,7 @@ def _planes(values: npt.NDArray[np.uint32], num_bytes: int) -> bytes:
     return b"".join(((values >> (8 * i)) & 0xFF).astype(np.uint8).tobytes() for i in range(num_bytes))
 
 
-def _from_planes(content: bytes, num_bytes: int) -> npt.NDArray[np.uint32]:
+def _from_planes(content: bytes | memoryview, num_bytes: int) -> npt.NDArray[np.uint32]:
     planes = np.frombuffer(content, "u1").reshape(num_bytes, -1).astype(np.uint32)
     found = np.zeros(planes.shape[1], np.uint32)
     for i, plane in enumerate(planes):

@@ -73,7 +73,7 @@ class QuantisedCodec:
         parts = (kept_EF, torch.stack(scales, 1), torch.cat(codes, 1))
         return head + b"".join(_bytes(part) for part in parts)
 
-    def features(self, payload: bytes, num_tokens: int) -> torch.Tensor:
+    def features(self, payload: bytes | memoryview, num_tokens: int) -> torch.Tensor:
         """Decode to z bfloat16 [T, F]. Raises: CodecError for a payload of another length."""
         num_escapes = int(np.frombuffer(payload, "<u4", 1)[0]) if len(payload) >= 4 else -1
         self._check_length(payload, num_tokens, num_escapes)
@@ -141,7 +141,7 @@ class QuantisedCodec:
                 "fit the codec for these taps",
             )
 
-    def _check_length(self, payload: bytes, num_tokens: int, num_escapes: int) -> None:
+    def _check_length(self, payload: bytes | memoryview, num_tokens: int, num_escapes: int) -> None:
         expected = 4 + num_escapes * (4 + 2 * self.num_features)
         expected += num_tokens * (SCALE_BYTES * len(self._groups) + sum(self._code_bytes))
         if num_escapes < 0 or num_escapes > num_tokens or len(payload) != expected:

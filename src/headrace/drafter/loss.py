@@ -13,6 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from headrace.drafter.model import Head
+from headrace.drafter.vocabulary import SampledHead
 
 # Positions of one product with the head; fewer would stream the head's weights through the cache too often.
 CHUNK_POSITIONS = 1024
@@ -73,7 +74,7 @@ def block_loss(
     hidden_NBH: torch.Tensor,
     target_ids_NB: torch.Tensor,
     supervised_NB: torch.Tensor,
-    head: Head,
+    head: Head | SampledHead,
     weighting: Weighting,
     denominator: float,
     teacher: Teacher | None = None,
@@ -83,10 +84,13 @@ def block_loss(
     Args:
         hidden_NBH: what `Drafter.forward` gives; products are made in the head's dtype, sums in float32.
         target_ids_NB, supervised_NB: int64 and bool, as `anchors.supervise` lines them up.
+        head: the whole head; or a sample of its rows, and then the cross-entropy is that of the sample.
         denominator: supervised slots of the whole global step, over all its micro-batches and ranks, so that the sum
             of the parts' losses and gradients is the step's, however it was cut.
         teacher: replaces the cross-entropy in the loss; weights still follow the cross-entropy of the tokens.
     """
+    if isinstance(head, SampledHead):
+        target_ids_NB = head.places[target_ids_NB]
     # An autocast region would round the float32 arithmetic of the softmax.
     with torch.autocast(hidden_NBH.device.type, enabled=False):
         results = _BlockLoss.apply(  # type: ignore[no-untyped-call]
@@ -187,7 +191,8 @@ def _softmax_slice_(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One slice of `_softmax_gradient_`; `room` is float32 scratch of at least its shape."""
     plain = head.softcap is None and head.logit_scale == 1.0
-    scaled = logits_PV if plain else _scale_and_cap(logits_PV, head)
+    capped = logits_PV if plain else _scale_and_cap(logits_PV, head)
+    scaled = capped + head.log_weight_V if isinstance(head, SampledHead) else capped
     chosen, highest = scaled.gather(1, ids_P1), scaled.amax(1, keepdim=True)
     shares = torch.softmax(scaled, 1, dtype=torch.float32, out=room[: len(logits_PV)])
     # The largest share is at least 1/V: its logarithm is safe where the chosen token's own may be that of 0.
@@ -195,7 +200,7 @@ def _softmax_slice_(
     # Before rounding, or a confident slot's small gradient would be the difference of two rounded numbers.
     shares.scatter_add_(1, ids_P1, torch.full_like(ce_P1, -1.0))
     if head.softcap is not None:
-        shares.mul_(1 - (scaled / head.softcap).square())
+        shares.mul_(1 - (capped / head.softcap).square())
     logits_PV.copy_(shares.mul_(head.logit_scale) if head.logit_scale != 1.0 else shares)
     return ce_P1[:, 0], (chosen >= highest)[:, 0]
 

@@ -1,22 +1,21 @@
-"""The shape of a drafter, derived from its target so that nothing is guessed.
+"""The shape of a drafter: everything that fixes its tensors and its arithmetic.
 
-In: the drafter's settings, the target's configuration, the taps and the width of the codec's features. Out: one frozen
-shape that builds the model, is saved with every checkpoint and becomes the export's config. What the target does not
-say is refused by name, above all RoPE and the mask token: both are silent when wrong.
+In: fields, from a target (`drafter.derive`), a checkpoint or another program's config. Out: one frozen shape that
+builds the model, is saved with every checkpoint and becomes the export's config. What engines would compute otherwise
+than the trainer did is refused here, wherever it comes from.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
-from headrace.config import DrafterConfig
 from headrace.errors import DrafterError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# Roles whose id must never be the mask token: an engine that masks or stops on one would do so inside every block.
-_FORBIDDEN_ROLES = ("pad", "eos", "bos")
-# The rotary embedding of a Qwen3 drafter turns whole heads by one position each; engines load nothing else.
+# A drafter turns whole heads by one position each; engines load nothing else.
 _REFUSED_ROPE = ("mrope_section", "mrope_interleaved")
+# The frequencies of other kinds depend on a text's length, so keys that lie in a cache would be wrong later on.
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,7 @@ class DrafterShape:
                 f"drafter.sliding_window {self.sliding_window} with {', '.join(self.layer_types)}",
                 "set drafter.sliding_window and drafter.layer_types together",
             )
+        _check_rope(self.rope)
         if self.hidden_act != "silu":
             raise DrafterError("hidden_act silu", self.hidden_act, "engines run a drafter's MLP with silu only")
 
@@ -104,57 +104,13 @@ class DrafterShape:
         return cls(**{**value, **tuples, "rope": dict(value["rope"])})
 
 
-def derive_shape(
-    cfg: DrafterConfig,
-    target_config: Any,
-    taps: Sequence[str],
-    num_features: int,
-    special_ids: Mapping[str, Sequence[int]],
-) -> DrafterShape:
-    """Derive a drafter's shape from its target's transformers configuration.
-
-    Args:
-        target_config: a PretrainedConfig; of a multimodal target its text part is used.
-        special_ids: ids by role: mask (the target's own, if any), pad, eos, bos.
-    Raises: DrafterError for a missing or unsupported RoPE, for no mask token, and for one that is pad, EOS or BOS.
-    """
-    text = target_config.get_text_config()
-    head_dim = _attribute(text, "head_dim") or text.hidden_size // text.num_attention_heads
-    kv_heads = _attribute(text, "num_key_value_heads") or text.num_attention_heads
-    return DrafterShape(
-        hidden_size=int(text.hidden_size),
-        intermediate_size=int(cfg.intermediate_size or text.intermediate_size),
-        num_layers=cfg.num_layers,
-        num_heads=int(cfg.num_heads or text.num_attention_heads),
-        num_kv_heads=int(cfg.num_kv_heads or kv_heads),
-        head_dim=int(head_dim),
-        rms_norm_eps=float(text.rms_norm_eps),
-        rope=_rope(text),
-        max_position_embeddings=int(text.max_position_embeddings),
-        vocab_size=int(text.vocab_size),
-        block_size=cfg.block_size,
-        mask_token_id=_mask_token(cfg.mask_token_id, special_ids),
-        taps=tuple(taps),
-        num_target_layers=int(text.num_hidden_layers),
-        num_features=num_features,
-        features=cfg.features,
-        layer_types=tuple(cfg.layer_types or ()),
-        sliding_window=cfg.sliding_window,
-    )
-
-
-def _attribute(config: Any, name: str) -> Any:
-    """A field that some architectures leave out; what stands in for it is said where it is used."""
-    return getattr(config, name, None)
-
-
-def _rope(text: Any) -> dict[str, Any]:
-    rope = _attribute(text, "rope_parameters")
-    if not rope or "rope_theta" not in rope or "rope_type" not in rope:
+def _check_rope(rope: Mapping[str, Any]) -> None:
+    """Refuse what is silent when wrong: no base, part of a head, several axes, a kind that changes with length."""
+    if "rope_theta" not in rope or "rope_type" not in rope:
         raise DrafterError(
-            "rope_parameters with rope_theta and rope_type in the target's config",
-            repr(rope),
-            "a drafter with another RoPE than its target is accepted by nobody and noticed by nobody; "
+            "rope_parameters with rope_theta and rope_type",
+            repr(dict(rope)),
+            "a drafter with another RoPE than it was trained with is accepted by nobody and noticed by nobody; "
             "write the target's own into its config.json",
         )
     partial = rope.get("partial_rotary_factor", 1.0)
@@ -163,25 +119,11 @@ def _rope(text: Any) -> dict[str, Any]:
         raise DrafterError(
             "one rotary embedding over whole heads",
             f"partial_rotary_factor {partial}, {', '.join(refused) or 'no M-RoPE'}",
-            "engines cannot serve such a drafter yet",
+            "engines give a drafter one position a token and turn whole heads; train one without these keys",
         )
-    return dict(rope)
-
-
-def _mask_token(explicit: int | None, special_ids: Mapping[str, Sequence[int]]) -> int:
-    own = special_ids.get("mask", ())
-    if explicit is None and not own:
+    if rope["rope_type"] not in ROPE_KINDS:
         raise DrafterError(
-            "a mask token",
-            "none in the run file and none of the target's own",
-            "set drafter.mask_token_id to an unused special token of the target",
+            f"a rope_type of {', '.join(ROPE_KINDS)}",
+            str(rope["rope_type"]),
+            "its frequencies change with the length of a text, and a drafter's keys are kept",
         )
-    mask = own[0] if explicit is None else explicit
-    for role in _FORBIDDEN_ROLES:
-        if mask in special_ids.get(role, ()):
-            raise DrafterError(
-                "a mask token that means nothing else",
-                f"{mask}, which is the target's {role} token",
-                "set drafter.mask_token_id to an unused special token of the target",
-            )
-    return mask

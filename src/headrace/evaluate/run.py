@@ -20,6 +20,7 @@ from headrace.config import EvaluateConfig, RunFile, RunFolder
 from headrace.drafter.acceptance import AcceptanceCount
 from headrace.drafter.model import Drafter, Head
 from headrace.drafter.shape import DrafterShape
+from headrace.drafter.stock import WEIGHTS, load_stock
 from headrace.errors import ConfigError, EvaluateError
 from headrace.evaluate.decode import Decoded, Plain, Proposer, decode, decode_plain
 from headrace.evaluate.identity import compare
@@ -27,7 +28,6 @@ from headrace.evaluate.interval import PerPrompt, margin_interval, tau_interval
 from headrace.evaluate.lookup import PromptLookup
 from headrace.evaluate.propose import DrafterProposer
 from headrace.evaluate.sampling import Sampling
-from headrace.evaluate.stock import WEIGHTS, load_stock
 from headrace.evaluate.verify import LiveVerifier, ReplayVerifier
 from headrace.files import Stage, write_json
 from headrace.prepare.model_files import max_positions

@@ -1,6 +1,6 @@
 """Write a trained drafter as the stock checkpoint that z-lab's code, vLLM and SGLang load, and say how to serve it.
 
-In: a training checkpoint. Out: a folder with `config.json` and `model.safetensors` of exactly the trained tensors in
+In: a drafter and its codec. Out: a folder with `config.json` and `model.safetensors` of exactly the trained tensors in
 bfloat16. `fc` is folded with the features' scale and the codec's map in float32 and rounded once, so the served
 drafter reads raw taps. No embedding and no head: programs take the target's.
 """
@@ -14,18 +14,11 @@ import torch
 from safetensors.torch import load, save
 
 from headrace.codec.base import Codec
-from headrace.config import RunFile, RunFolder
 from headrace.drafter.model import Drafter
+from headrace.drafter.stock import CONFIG, WEIGHTS, load_stock, stock_config
 from headrace.errors import ExportError
-from headrace.evaluate.stock import CONFIG, WEIGHTS, load_stock, stock_config
 from headrace.files import write_atomic, write_json
-from headrace.prepare.model_files import load_config
-from headrace.progress import Progress
-from headrace.target.head import FrozenHead, load_head
-from headrace.target.transformers_target import target_folder
-from headrace.target.weights import weights_hash
-from headrace.train.checkpoint import LAST
-from headrace.train.load import check_belongs, load_codec, load_drafter, unfinished
+from headrace.target.head import FrozenHead
 
 load_zlab = load_stock
 
@@ -62,17 +55,20 @@ def export_zlab(
     and compared tensor by tensor before that.
     Raises: ExportError (see `stock_tensors`), also if what lies on disk is not what was trained.
     """
-    tensors = stock_tensors(drafter, codec)
-    config = stock_config(drafter.shape, special_ids or {}, scales or {})
+    write_folder(folder, stock_tensors(drafter, codec), stock_config(drafter.shape, special_ids or {}, scales or {}))
+
+
+def write_folder(folder: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+    """Write weights, read them back, and only then write `config.json`. Raises: ExportError if they differ."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)
-    write_atomic(folder / WEIGHTS, save(tensors, metadata={"format": "pt"}))
+    write_atomic(folder / WEIGHTS, save(dict(tensors), metadata={"format": "pt"}))
     written = load((folder / WEIGHTS).read_bytes())
     if written.keys() != tensors.keys() or any(not torch.equal(written[name], tensors[name]) for name in tensors):
         raise ExportError(
             "the trained tensors on disk", f"others in {folder / WEIGHTS}", "check the disk, export again"
         )
-    write_json(folder / CONFIG, config)
+    write_json(folder / CONFIG, dict(config))
 
 
 def serve_commands(target: str, drafter_folder: Path, block_size: int) -> dict[str, str]:
@@ -91,38 +87,6 @@ def serve_commands(target: str, drafter_folder: Path, block_size: int) -> dict[s
             f"--speculative-draft-model-path {shlex.quote(str(drafter_folder))} "
             f"--speculative-num-draft-tokens {block_size}"
         ),
-    }
-
-
-def export_run(cfg: RunFile, folder: RunFolder, progress: Progress) -> dict[str, Any]:
-    """Export a run's last checkpoint, the one that is evaluated, to `drafter/` and say how to serve it.
-
-    Returns: folder, step and τ of the checkpoint, bytes, and the commands by engine.
-    Raises: TrainError without a checkpoint; ExportError as `export_zlab`.
-    """
-    drafter, extras = load_drafter(folder.train() / LAST)
-    if not drafter.shape.features:
-        raise ExportError("a drafter that reads the target's states", "the no-features floor", "train with features")
-    model = target_folder(cfg.target.model)
-    check_belongs(extras, weights_hash(model), None)
-    if (how_far := unfinished(folder.train())) is not None:
-        progress.note(f"export: the training has not ended, it {how_far}")
-    config = load_config(model)
-    text = config.get_text_config()
-    ids = {key: getattr(text, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id") if hasattr(text, key)}
-    codec = load_codec(folder.train() / LAST, extras)
-    export_zlab(drafter, folder.export, codec, ids, stock_scales(load_head(model, config)))
-    target = str(model) if cfg.target.model == "demo" else cfg.target.model
-    commands = serve_commands(target, folder.export, drafter.shape.block_size)
-    for engine, command in commands.items():
-        progress.note(f"export: {engine}: {command}")
-    num_bytes = (folder.export / WEIGHTS).stat().st_size
-    return {
-        "folder": str(folder.export),
-        "step": extras["step"],
-        "tau": extras["tau"],
-        "bytes": num_bytes,
-        "commands": commands,
     }
 
 

@@ -106,31 +106,69 @@ class DrafterSize:
 class DrafterChoice:
     """What a person says about the drafter; None means: from the target."""
 
-    num_layers: int = 5
-    block_size: int = 16
+    num_layers: int | None = None
+    block_size: int | None = None
     intermediate_size: int | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
     head_dim: int | None = None
 
 
+def default_depth(hidden_size: int) -> tuple[int, int, str]:
+    """Layers and block of a drafter, and why.
+
+    Source: z-lab's and SpecForge's published drafters: five layers and blocks of 16 from hidden size 896 on.
+    """
+    if hidden_size < 768:
+        return 2, 8, "a small target: its drafter must stay cheaper than it"
+    return 5, 16, "as in most published drafters"
+
+
+def default_heads(
+    hidden_size: int, heads: int, kv_heads: int, head_dim: int, latent: bool
+) -> tuple[int, int, int, str]:
+    """Query heads, key heads and head size of a drafter, and why.
+
+    A target's own are taken where they are plain. Heads wider than 128, and those of latent attention, which has no
+    key heads, are replaced by as many of 128 as published drafters of such targets have (32 on 8, for Qwen3.6-27B).
+    """
+    if not latent and head_dim <= 128:
+        return heads, kv_heads, head_dim, "the target's own"
+    own = 1 << (min(32, max(1, hidden_size // 64)).bit_length() - 1)
+    kind = "the target's attention is latent" if latent else f"the target's heads of {head_dim} are too wide"
+    return own, max(1, own // 4), 128, f"{kind}: heads of 128, as published drafters of such targets have"
+
+
+def default_width(hidden_size: int, dense: int | None, has_experts: bool) -> tuple[int, str]:
+    """MLP width of a drafter, and why: of a mixture of experts, `dense` may be the width of one expert."""
+    if dense is not None and not (has_experts and dense < 2 * hidden_size):
+        return dense, "the target's own"
+    return 3 * hidden_size, "3 x hidden size: the target names no dense MLP width"
+
+
 def derive_drafter(target: Geometry, num_features: int, choice: DrafterChoice) -> DrafterSize:
     """Derive a drafter from its target, as the drafter room does; what is assumed is noted."""
     notes = []
-    width = choice.intermediate_size or target.intermediate_size
-    if width is None:
-        width = 3 * target.hidden_size
+    layers, block, _ = default_depth(target.hidden_size)
+    has_experts = target.params > 0 and target.active_block_params < target.block_params
+    derived, _ = default_width(target.hidden_size, target.intermediate_size, has_experts)
+    width = choice.intermediate_size or derived
+    if choice.intermediate_size is None and derived != target.intermediate_size:
         notes.append(f"the target names no dense MLP width: {width} (3 x hidden size) is assumed for the drafter")
+    latent = any(mixer.kind == "latent" for mixer in target.mixers)
+    heads, kv_heads, head_dim, _ = default_heads(
+        target.hidden_size, target.num_heads, target.num_kv_heads, target.head_dim, latent
+    )
     return DrafterSize(
         hidden_size=target.hidden_size,
         intermediate_size=width,
-        num_layers=choice.num_layers,
-        num_heads=choice.num_heads or target.num_heads,
-        num_kv_heads=choice.num_kv_heads or target.num_kv_heads,
-        head_dim=choice.head_dim or target.head_dim,
+        num_layers=choice.num_layers or layers,
+        num_heads=choice.num_heads or heads,
+        num_kv_heads=choice.num_kv_heads or kv_heads,
+        head_dim=choice.head_dim or head_dim,
         num_features=num_features,
         vocab_size=target.vocab_size,
-        block_size=choice.block_size,
+        block_size=choice.block_size or block,
         notes=tuple(notes),
     )
 

@@ -69,8 +69,10 @@ class PlanInputs(Strict):
     codecs: list[str] | None = Field(None, description="codecs to compare; none means the usual ones")
 
     drafter: Path | None = Field(None, description="config.json of a published DFlash drafter")
-    num_layers: int = Field(5, ge=1, le=1000, description="decoder layers of the drafter")
-    block_size: int = Field(16, ge=2, le=_MOST, description="tokens of a block, the anchor included")
+    num_layers: int | None = Field(None, ge=1, le=1000, description="decoder layers of the drafter; none: derived")
+    block_size: int | None = Field(
+        None, ge=2, le=_MOST, description="tokens of a block, the anchor included; none: derived"
+    )
     intermediate_size: Count | None = None
     num_heads: Count | None = None
     num_kv_heads: Count | None = None

@@ -57,7 +57,7 @@ def load_config(folder: Path) -> Any:
         raise TargetError(f"a model folder with {CONFIG}", f"no {path}", "check target.model")
     check_json(path)
     with Reading(f"a config in {path} that transformers knows", "give an architecture without remote code"):
-        return AutoConfig.from_pretrained(folder)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
 def load_generation_config(folder: Path) -> Any | None:
@@ -81,7 +81,7 @@ def load_tokenizer(folder: Path | str) -> Any:
             check_json(Path(folder) / name)
     expected = f"a tokenizer in {folder} ({' and '.join(TOKENIZER_FILES)})"
     with Reading(expected, "copy the model's tokenizer files beside it"):
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def max_positions(folder: Path | str) -> int | None:

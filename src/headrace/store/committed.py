@@ -17,7 +17,7 @@ class Committed(Mapping[int, Entry]):
     """Rows with a durable record."""
 
     def __init__(self, index: RecordIndex) -> None:
-        self._rows, self._ids, self._generations = index.rows, index.ids, index.generations
+        self._rows, self._index = index.rows, index  # ids are gathered when the first one is asked for
         self._new: dict[int, Entry] = {}
         self._gone: set[int] = set()
 
@@ -37,7 +37,7 @@ class Committed(Mapping[int, Entry]):
         k = self._place(row)
         if k is None or row in self._gone:
             raise KeyError(row)
-        return bytes(self._ids[k]), int(self._generations[k])
+        return bytes(self._index.ids[k]), int(self._index.generations[k])
 
     def __contains__(self, row: object) -> bool:
         if row in self._new:

@@ -1,7 +1,8 @@
 """Read records of a states folder, in any order, from any number of threads.
 
 In: a row and its id. Out: its newest record that is whole and intact, one positioned read a record, digests checked
-before Arrow sees a byte. Readers never change a store, and see what was sealed when they opened it.
+before Arrow sees a byte. Payloads are views of the memory that was read into, which is used again when they are gone.
+Readers never change a store, and see what was sealed when they opened it.
 """
 
 import errno
@@ -10,6 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +19,12 @@ import numpy.typing as npt
 from headrace.errors import StoreError
 from headrace.record import Record, Segment, segment_from_message
 from headrace.store import failures, journal
+from headrace.store.buffers import ReadBuffers
 from headrace.store.failures import Failure, read_failures
 from headrace.store.index import RecordIndex
 from headrace.store.journal import read_journal
 from headrace.store.manifest import Manifest
-from headrace.store.shard import Rows, shard_name
+from headrace.store.shard import Key, Rows, shard_name
 
 READ_BYTES = 64 * 1024 * 1024  # a longer record takes one read for each so many bytes of segments
 _MAX_OPEN_FILES = 64
@@ -43,6 +46,7 @@ class StoreReader:
         self._index = RecordIndex(rows)
         self.failures: dict[int, Failure] = read_failures(root / failures.FILE_NAME)
         self._files = _Files(root / "shards")
+        self._buffers = ReadBuffers()
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
@@ -130,6 +134,7 @@ class StoreReader:
     def close(self) -> None:
         """Close shards; safe to call twice. A closed reader opens them again when asked."""
         self._files.clear()
+        self._buffers.clear()
 
     def _found(self, row: int) -> list[Rows]:
         candidates = self._index.candidates(row)
@@ -149,42 +154,66 @@ class StoreReader:
         """Read segments that lie one after the other together, up to READ_BYTES at once."""
         found: list[Segment] = []
         while len(found) < len(rows):
-            run = rows[len(found) : len(found) + _run(rows[len(found) :])]
-            start = int(run["offset"][0])
-            content = self._pread(run[0], start, int(run["offset"][-1] + run["length"][-1]) - start)
-            for row in run:
-                at = int(row["offset"]) - start
-                found.append(self._segment(row, content[at : at + int(row["length"])]))
+            first = len(found)
+            run = [_Place(*row) for row in rows[first : first + _run(rows[first:])].tolist()]
+            start = run[0].offset
+            content = self._pread(run[0], start, run[-1].offset + run[-1].length - start)
+            for place in run:
+                at = place.offset - start
+                found.append(self._segment(place, content[at : at + place.length]))
         return tuple(found)
 
-    def _pread(self, row: np.void, offset: int, length: int) -> memoryview:
+    def _pread(self, place: "_Place", offset: int, length: int) -> memoryview:
         try:
-            return memoryview(self._files.read(_shard_of(row), offset, length))
+            buffer = self._buffers.take(length)
+            return buffer[: self._files.read(place.shard, offset, buffer)]
         except OSError as exc:
             if exc.errno == errno.EIO:  # a bad place on a disk that is there
-                raise DamagedRecord(self._whole(row), f"offset {offset}: {exc.strerror}", _HINT) from exc
-            raise StoreError(self._whole(row), f"offset {offset}: {exc.strerror}", _HINT) from exc
+                raise DamagedRecord(self._whole(place), f"offset {offset}: {exc.strerror}", _HINT) from exc
+            raise StoreError(self._whole(place), f"offset {offset}: {exc.strerror}", _HINT) from exc
 
-    def _segment(self, row: np.void, message: memoryview) -> Segment:
-        offset, length = int(row["offset"]), int(row["length"])
+    def _segment(self, place: "_Place", message: memoryview) -> Segment:
+        offset, length = place.offset, place.length
         if len(message) != length:
-            raise DamagedRecord(self._whole(row), f"{len(message)} of {length} bytes at offset {offset}", _HINT)
+            raise DamagedRecord(self._whole(place), f"{len(message)} of {length} bytes at offset {offset}", _HINT)
         try:
-            segment = segment_from_message(message, bytes(row["digest"]))
+            segment = segment_from_message(message, place.digest)
         except StoreError as exc:
-            raise DamagedRecord(self._whole(row), f"digest {exc.args[1]} at offset {offset}", _HINT) from exc
-        if _key(segment) != _index_key(row):
-            raise DamagedRecord(self._whole(row), f"another segment, {_key(segment)}, at offset {offset}", _HINT)
+            raise DamagedRecord(self._whole(place), f"digest {exc.args[1]} at offset {offset}", _HINT) from exc
+        if _key(segment) != place[:5]:
+            raise DamagedRecord(self._whole(place), f"another segment, {_key(segment)}, at offset {offset}", _HINT)
         return segment
 
-    def _whole(self, row: np.void) -> str:
-        return (
-            f"segment {int(row['segment'])} of row {int(row['row'])} intact in {self.root / 'shards' / _shard_of(row)}"
-        )
+    def _whole(self, place: "_Place") -> str:
+        return f"segment {place.segment} of row {place.row} intact in {self.root / 'shards' / shard_name(*place.shard)}"
+
+
+class _Place(NamedTuple):
+    """One row of the journal as plain numbers: numpy takes a microsecond for each field."""
+
+    row: int
+    id: bytes
+    generation: int
+    segment: int
+    num_segments: int
+    offset: int
+    length: int
+    digest: bytes
+    tokens: int
+    trained: int
+    shard_generation: int
+    shard_number: int
+
+    @property
+    def shard(self) -> Key:
+        """Which shard it lies in."""
+        return self.shard_generation, self.shard_number
 
 
 def _run(rows: Rows) -> int:
     """How many of the first rows lie one after the other in one shard, within READ_BYTES (or one)."""
+    if len(rows) == 1:
+        return 1
     ends = rows["offset"] + rows["length"]
     follows = (rows["offset"][1:] == ends[:-1]) & (rows["shard_number"][1:] == rows["shard_number"][:-1])
     follows &= rows["shard_generation"][1:] == rows["shard_generation"][:-1]
@@ -192,17 +221,8 @@ def _run(rows: Rows) -> int:
     return 1 + (len(follows) if follows.all() else int(np.argmin(follows)))
 
 
-def _shard_of(row: np.void) -> str:
-    return shard_name(int(row["shard_generation"]), int(row["shard_number"]))
-
-
 def _key(segment: Segment) -> tuple[int, bytes, int, int, int]:
     return segment.row, segment.id, segment.generation, segment.segment, segment.num_segments
-
-
-def _index_key(row: np.void) -> tuple[int, bytes, int, int, int]:
-    numbers = (int(row["generation"]), int(row["segment"]), int(row["num_segments"]))
-    return int(row["row"]), bytes(row["id"]), *numbers
 
 
 class _File:
@@ -218,22 +238,22 @@ class _Files:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._open: OrderedDict[str, _File] = OrderedDict()
+        self._open: OrderedDict[Key, _File] = OrderedDict()
         self._lock = threading.Lock()
 
-    def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to `length` bytes at `offset`; fewer at the end of the file."""
-        file = self._get(name)
-        return os.pread(file.descriptor, length, offset)
+    def read(self, shard: Key, offset: int, buffer: memoryview) -> int:
+        """Fill the buffer from `offset`; how many bytes there were, fewer at the end of the file."""
+        file = self._get(shard)
+        return os.preadv(file.descriptor, [buffer], offset)
 
     def clear(self) -> None:
         with self._lock:
             self._open.clear()
 
-    def _get(self, name: str) -> _File:
+    def _get(self, shard: Key) -> _File:
         with self._lock:
-            file = self._open.pop(name, None) or _File(self._folder / name)
-            self._open[name] = file
+            file = self._open.pop(shard, None) or _File(self._folder / shard_name(*shard))
+            self._open[shard] = file
             while len(self._open) > _MAX_OPEN_FILES:
                 self._open.popitem(last=False)
             return file

@@ -59,7 +59,7 @@ def generate(
         told: called now and then with the numbers of tokens written and answers finished since the last call.
     Raises: TargetError for an empty prompt, or one that leaves no room in the target's positions.
     """
-    _check(prompts, decoding, model.config.max_position_embeddings)
+    _check(prompts, decoding, model.config.get_text_config().max_position_embeddings)
     if not prompts:
         return []
     longest = max(len(p) for p in prompts) + decoding.max_new_tokens

@@ -25,8 +25,12 @@ _HEADS = (
 
 # Architectures whose ends are plain; anything else is refused by name rather than guessed.
 _PLAIN = frozenset(
-    {"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "phi3", "olmo2", "gpt_oss"}
+    "deepseek_v3 glm glm4 glm4_moe glm_moe_dsa gpt_oss llama minimax_m2 mistral mixtral olmo2 phi3 qwen2 qwen2_moe "
+    "qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next smollm3".split()
 )
+# Their RMS norms store weights less one. Gemma 4 and Gemma 3n no longer do.
+_LESS_ONE = frozenset("gemma gemma2 gemma3_text qwen3_5_moe_text qwen3_5_text qwen3_next".split())
+_WHOLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,23 +89,30 @@ def load_head(folder: Path, config: Any) -> FrozenHead:
     weights = Weights(folder)
     embedding = weights.read([f"{prefix}embed_tokens.weight" for prefix in _PREFIXES], "embedding")
     norm = weights.read([f"{prefix}norm.weight" for prefix in _PREFIXES], "final norm")
-    head = embedding if text.tie_word_embeddings else weights.read(_HEADS, "head")
+    # A multimodal config may say it at its top alone, and then there is no head to be read.
+    tied = text.tie_word_embeddings or (config.tie_word_embeddings and weights.find(_HEADS) is None)
+    head = embedding if tied else weights.read(_HEADS, "head")
     shape = [text.vocab_size, text.hidden_size]
     for name, tensor, expected in (("embedding", embedding, shape), ("head", head, shape), ("norm", norm, shape[1:])):
-        if list(tensor.shape) != expected or not tensor.is_floating_point():
+        if list(tensor.shape) != expected or tensor.dtype not in _WHOLE:
             raise TargetError(
                 f"a floating-point {name} {expected} as {folder / CONFIG} says",
                 f"{list(tensor.shape)} in {tensor.dtype}",
-                "give the unquantised model's folder, of the same size",
+                "give the folder of the unquantised model, or of one that leaves embedding and head whole",
             )
     return FrozenHead(embedding, head, norm, **scales, **_norm(text))
+
+
+def check_ends(config: Any) -> None:
+    """Raise TargetError for an architecture whose embedding scale, logit scale and soft cap are not known."""
+    _scales(config.get_text_config())
 
 
 def _norm(config: Any) -> dict[str, float]:
     """What the final norm computes; Cohere's is a layer norm."""
     if "rms_norm_eps" not in config or str(config.model_type).startswith("cohere"):
         return {}
-    return {"norm_eps": config.rms_norm_eps, "norm_offset": 1.0 if str(config.model_type).startswith("gemma") else 0.0}
+    return {"norm_eps": config.rms_norm_eps, "norm_offset": 1.0 if config.model_type in _LESS_ONE else 0.0}
 
 
 def _scales(config: Any) -> dict[str, float]:
@@ -110,6 +121,7 @@ def _scales(config: Any) -> dict[str, float]:
         "gemma": _gemma,
         "gemma2": _gemma,
         "gemma3_text": _gemma,
+        "gemma4_text": _gemma,
         "granite": lambda c: {"embedding_scale": c.embedding_multiplier, "logit_scale": 1 / c.logits_scaling},
         "cohere": lambda c: {"logit_scale": c.logit_scale},
         "cohere2": lambda c: {"logit_scale": c.logit_scale},

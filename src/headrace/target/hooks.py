@@ -1,7 +1,8 @@
 """Tapped places of a transformers model: hooks that collect their states, and stop a pass that has given them all.
 
 In: a causal language model and taps. Out: tensors [B, T, L, H], taps in the order asked. Only tapped places carry a
-hook, and only inside the context. What each tap is in transformers stands here and nowhere else.
+hook, and only inside the context. What each tap is in transformers, and where a model keeps its blocks, stands here
+and nowhere else.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,22 @@ from transformers import PreTrainedModel
 
 from headrace.errors import TargetError
 from headrace.taps import EMBEDDING, FINAL_POST_NORM, FINAL_PRE_NORM, Tap
+
+
+def text_part(model: PreTrainedModel) -> torch.nn.Module:
+    """The decoder of a causal model: its blocks are `layers`, its final norm `norm`; of a multimodal one the text part.
+
+    Raises: TargetError for a model that keeps them elsewhere.
+    """
+    inner: Any = model.model if hasattr(model, "model") else None
+    inner = inner.language_model if hasattr(inner, "language_model") else inner
+    if not isinstance(inner, torch.nn.Module) or not hasattr(inner, "layers") or not hasattr(inner, "norm"):
+        raise TargetError(
+            "blocks at model.layers or model.language_model.layers, and the final norm beside them",
+            type(model).__name__,
+            "this architecture is not supported yet",
+        )
+    return inner
 
 
 class PassEnded(Exception):
@@ -75,8 +92,9 @@ def _taker(seen: Taps, tap: Tap, stop: bool) -> Callable[[torch.Tensor], None]:
 
 def _hook(model: PreTrainedModel, tap: Tap, take: Callable[[torch.Tensor], None]) -> RemovableHandle:
     """Hook the input of block 0, the output of a block, or either side of the final norm."""
-    blocks: torch.nn.ModuleList = model.model.layers
-    norm: torch.nn.Module = model.model.norm
+    text: Any = text_part(model)
+    blocks: torch.nn.ModuleList = text.layers
+    norm: torch.nn.Module = text.norm
 
     def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         take(args[0] if args else kwargs["hidden_states"])

@@ -12,6 +12,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from headrace.errors import TargetError
+from headrace.target.hooks import text_part
 
 ATTENTION = "headrace_rows"
 
@@ -21,9 +22,10 @@ class Rows:
 
     def __init__(self, model: PreTrainedModel, num_rows: int, num_tokens: int) -> None:
         """Args: num_tokens: longest prompt plus answer. Raises: TargetError for attention that is not full."""
-        config = model.config
+        config = model.config.get_text_config()
         check_full_attention(config)
-        heads, dim = config.num_key_value_heads, model.model.layers[0].self_attn.head_dim
+        text: Any = text_part(model)
+        heads, dim = config.num_key_value_heads, text.layers[0].self_attn.head_dim
         shape = (config.num_hidden_layers, 2, num_rows, heads, num_tokens, dim)
         # zeros, not whatever memory held: places beyond a row's length weigh nothing, but nothing times NaN is NaN
         self._kv = torch.zeros(shape, dtype=model.dtype, device=model.device)

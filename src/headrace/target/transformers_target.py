@@ -4,7 +4,6 @@ In: a folder, a hub id or `demo`. Out: its identity, states at named taps of who
 decoding, and hooks for cached decoding. No remote code is ever run; weights come from safetensors alone.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +24,8 @@ from headrace.target.base import Generated, TargetSpec
 from headrace.target.demo import demo_target_folder
 from headrace.target.device import choose_device, fast_bfloat16
 from headrace.target.generate import Decoding, generate, stop_ids
-from headrace.target.hooks import PassEnded, Taps, hooked
+from headrace.target.hooks import PassEnded, Taps, hooked, text_part
+from headrace.target.quantised import Quantisation, check_runs, read_quantisation
 from headrace.target.weights import Weights, weights_hash
 
 
@@ -43,8 +43,8 @@ class TransformersTarget:
     @property
     def stop_ids(self) -> frozenset[int]:
         """Ids that end an answer: those of generation_config, and of the config if it has none."""
-        own = self.model.generation_config
-        return stop_ids(own.eos_token_id if own is not None else None) or stop_ids(self.model.config.eos_token_id)
+        own, text = self.model.generation_config, self.model.config.get_text_config()
+        return stop_ids(own.eos_token_id if own is not None else None) or stop_ids(text.eos_token_id)
 
     @torch.inference_mode()
     def states(
@@ -65,7 +65,7 @@ class TransformersTarget:
             padded[n, : len(own)] = torch.from_numpy(np.array(own, dtype=np.int64))
         with hooked(self.model, taps, stop=True) as seen:
             with suppress(PassEnded):
-                self.model.model(input_ids=padded.to(self.model.device), use_cache=False)
+                text_part(self.model)(input_ids=padded.to(self.model.device), use_cache=False)
             states_BTLH = seen.take().cpu()
         return [states_BTLH[n, : len(own)].clone() for n, own in enumerate(ids)]
 
@@ -108,11 +108,12 @@ def load_target(cfg: TargetConfig, folder: Path | None = None) -> TransformersTa
     Weights(folder)  # a file that is cut off is named here
     device = choose_device(cfg.device)
     dtype = cfg.dtype if cfg.dtype != "auto" else "bfloat16" if fast_bfloat16(device) else "float32"
-    model = _load_model(folder, device, dtype)
+    quantised = read_quantisation(folder)
+    check_runs(quantised, folder)
+    model = _load_model(folder, device, dtype, quantised)
     tokenizer = load_tokenizer(folder)
     template = read_template(cfg.chat_template) if cfg.chat_template else tokenizer.chat_template
-    config = model.config
-    quantisation = config.quantization_config if "quantization_config" in config else None
+    config = model.config.get_text_config()
     spec = TargetSpec(
         model=cfg.model,
         architecture=type(model).__name__,
@@ -120,7 +121,7 @@ def load_target(cfg: TargetConfig, folder: Path | None = None) -> TransformersTa
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         dtype=dtype,
-        quantisation="none" if quantisation is None else json.dumps(dict(quantisation), sort_keys=True, default=str),
+        quantisation=quantised.identity,
         weights_hash=weights_hash(folder),
         tokenizer_hash=tokenizer_hash(tokenizer),
         template_hash=template_hash(template or ""),
@@ -168,19 +169,20 @@ def _hub_folder(model: str) -> Path:
         ) from exc
 
 
-def _load_model(folder: Path, device: torch.device, dtype: str) -> PreTrainedModel:
+def _load_model(folder: Path, device: torch.device, dtype: str, quantised: Quantisation) -> PreTrainedModel:
     config = load_config(folder)
     load_generation_config(folder)  # transformers passes over a broken one, and answers would never end
     known = f"a causal language model that transformers {transformers.__version__} knows in {folder / CONFIG}"
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
-        with Reading(known, "give a whole model folder, of an architecture without remote code"):
+        with Reading(known, quantised.hint or "give a whole model folder, of an architecture without remote code"):
             model, found = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=TORCH_DTYPES[dtype],
                 use_safetensors=True,
+                trust_remote_code=False,  # or a person at a terminal would be asked
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are named below
             )
@@ -194,16 +196,5 @@ def _load_model(folder: Path, device: torch.device, dtype: str) -> PreTrainedMod
             f"{len(missing)} missing or of another shape: {missing[:4]}",
             "download the model again; transformers would fill them with random numbers",
         )
-    _check_layout(model)
+    text_part(model)  # one that keeps its blocks elsewhere is refused here
     return model.to(device).eval().requires_grad_(False)
-
-
-def _check_layout(model: PreTrainedModel) -> None:
-    """Refuse a model whose blocks and final norm are not where Llama and Qwen3 have them."""
-    inner = model.model if hasattr(model, "model") else None
-    if inner is None or not hasattr(inner, "layers") or not hasattr(inner, "norm"):
-        raise TargetError(
-            "blocks at model.layers and the final norm at model.norm (Llama, Qwen)",
-            type(model).__name__,
-            "this architecture is not supported yet",
-        )

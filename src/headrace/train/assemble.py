@@ -4,7 +4,7 @@ In: a run file and a run's folder. Out: these parts, checked to belong together 
 head), and the identity that a resumed run must share. The target itself is never loaded. The floor opens no store.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,16 @@ from headrace.codec.base import Codec
 from headrace.codec.registry import open_codec
 from headrace.codec.spec import CodecSpec
 from headrace.config import OrderConfig, RunFile, RunFolder, TrainConfig
+from headrace.drafter.derive import Derived, derive
 from headrace.drafter.model import Drafter
-from headrace.drafter.shape import DrafterShape, derive_shape
+from headrace.drafter.shape import DrafterShape
+from headrace.drafter.speculators import load_any
+from headrace.drafter.stock import WEIGHTS
+from headrace.drafter.warm import start_from
 from headrace.errors import TrainError
 from headrace.prepare.model_files import load_config, load_generation_config, load_tokenizer
 from headrace.prepare.prepared import PreparedSet
+from headrace.record import digest
 from headrace.source import Source
 from headrace.store.folder_source import FolderSource
 from headrace.taps import Tap, default_taps, feature_taps, parse_taps
@@ -27,12 +32,13 @@ from headrace.target.demo import DEMO_MASK_TOKEN_ID
 from headrace.target.device import choose_device, fast_bfloat16
 from headrace.target.head import FrozenHead, load_head
 from headrace.target.transformers_target import target_folder
+from headrace.target.unused import unused_row
 from headrace.target.weights import weights_hash
 from headrace.train.batches import Plan, Reader, plan_steps
 from headrace.train.scale import measure_feature_scale
 
 # Settings that change when a run is saved or shown, never what it learns.
-FREE_SETTINGS = frozenset({"save_seconds", "read_ahead", "tensorboard", "threads"})
+FREE_SETTINGS = frozenset({"save_seconds", "read_ahead", "tensorboard", "threads", "trackers"})
 ROLES = ("mask", "pad", "eos", "bos")
 
 
@@ -41,7 +47,7 @@ class Parts:
     """Everything a run needs; `source` and `codec` are None for the floor.
 
     `train` are the run's settings with nothing left to decide; `made_from` goes into every checkpoint, `identity` into
-    stage.json.
+    stage.json; `reasons` say why the drafter has the shape it has; `start` is the drafter it goes on from, if any.
     """
 
     train: TrainConfig
@@ -54,6 +60,8 @@ class Parts:
     device: torch.device
     made_from: dict[str, Any]
     identity: dict[str, Any]
+    reasons: tuple[str, ...] = ()
+    start: Drafter | None = None
 
     @property
     def reader(self) -> Reader:
@@ -66,6 +74,8 @@ class Parts:
         if self.source is not None and self.train.scale_taps:
             scale_F = measure_feature_scale(self.reader, self.prepared, self._num_scales())
             drafter.feature_scale.copy_(scale_F)
+        if self.start is not None:
+            start_from(drafter, self.start, self.codec)
         return drafter.to(self.device)
 
     def _num_scales(self) -> int:
@@ -107,22 +117,45 @@ def assemble(cfg: RunFile, folder: RunFolder, features: bool) -> Parts:
         named = cfg.target.taps
         taps = parse_taps(named, num_blocks) if named else default_taps(num_blocks, cfg.target.num_taps)
         num_features = len(taps) * int(config.get_text_config().hidden_size)
-    wanted = cfg.drafter.model_copy(update={"features": features, "mask_token_id": _mask_token(cfg)})
-    shape = derive_shape(wanted, config, [str(tap) for tap in taps], num_features, special_ids(model, config))
+    start = _start(cfg, num_blocks)
+    derived = _derived(cfg, model, config, taps, num_features, features, start)
     _check_objective(cfg.train, source is not None and len(taps) < len(stored))
     device = choose_device(cfg.target.device)
     train = cfg.train if cfg.train.autocast is not None else _decide_autocast(cfg.train, device)
     head = load_head(model, config).to(device, torch.bfloat16 if train.autocast else torch.float32)
     made_from = {
-        "shape": shape.to_json(),
+        "shape": derived.shape.to_json(),
         "features": features,
         "codec": codec.spec.to_json() if codec is not None else None,
         "prepared": prepared.fingerprint,
         "target": {"model": cfg.target.model, "weights_hash": own},
     }
     identity = {**made_from, "target": {"weights_hash": own}, **_settings(cfg.order, train)}  # a model may move
+    if cfg.drafter.init_from is not None:
+        identity["drafter.init_from"] = digest((Path(cfg.drafter.init_from).expanduser() / WEIGHTS).read_bytes()).hex()
     plan = plan_steps(prepared, cfg.order, train)
-    return Parts(train, shape, head, prepared, plan, source, codec, device, made_from, identity)
+    return Parts(
+        train, derived.shape, head, prepared, plan, source, codec, device, made_from, identity, derived.reasons, start
+    )
+
+
+def _start(cfg: RunFile, num_blocks: int) -> Drafter | None:
+    """The drafter that the run goes on from, if any."""
+    return None if cfg.drafter.init_from is None else load_any(Path(cfg.drafter.init_from).expanduser(), num_blocks)
+
+
+def _derived(
+    cfg: RunFile,
+    model: Path,
+    config: Any,
+    taps: Sequence[Tap],
+    num_features: int,
+    features: bool,
+    start: Drafter | None,
+) -> Derived:
+    wanted = cfg.drafter.model_copy(update={"features": features, "mask_token_id": _mask_token(cfg)})
+    ids = {**special_ids(model, config), "unused": _unused(model, config)}
+    return derive(wanted, config, list(map(str, taps)), num_features, ids, None if start is None else start.shape)
 
 
 def _check_objective(cfg: TrainConfig, has_final: bool) -> None:
@@ -156,6 +189,14 @@ def special_ids(model: Path, config: Any) -> dict[str, list[int]]:
             if value is not None:
                 found[role].update(value if isinstance(value, list) else [value])
     return {role: sorted(ids) for role, ids in found.items()}
+
+
+def _unused(model: Path, config: Any) -> list[int]:
+    """A row of the embedding that no text produces, if there is one and a tokenizer to say so."""
+    if not (model / "tokenizer_config.json").exists():
+        return []
+    row = unused_row(load_tokenizer(model), int(config.get_text_config().vocab_size))
+    return [] if row is None else [row]
 
 
 def _mask_token(cfg: RunFile) -> int | None:

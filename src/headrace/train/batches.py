@@ -1,14 +1,15 @@
 """Global steps of a run, read and decoded ahead.
 
 In: a prepared set, an order and a source of records. Out: for each global step from any position on, its samples with
-features and anchors, cut into micro-batches. A thread decodes at most `read_ahead` samples ahead; the time a step waits
-for it is measured. Holes are left out and counted; held-out rows have no position, so they are never asked for.
+features and anchors, cut into micro-batches; of a rank of several, its share. A thread decodes at most `read_ahead`
+samples ahead; the time a step waits for it is measured. Holes are left out and counted; held-out rows have no position,
+so they are never asked for.
 """
 
 import queue
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,10 +23,11 @@ from headrace.codec.base import Codec, record_features
 from headrace.config import OrderConfig, TrainConfig
 from headrace.drafter.anchors import anchor_rng, draw_anchors
 from headrace.errors import TrainError
-from headrace.order import epoch_order, global_steps, micro_batches
+from headrace.order import epoch_order, global_steps, micro_batches, split_over_ranks
 from headrace.prepare.prepared import PreparedSet
 from headrace.record import Record, Sample
 from headrace.source import Hole, Position, Source
+from headrace.train.ranks import WHOLE, Share
 
 Ints = npt.NDArray[np.int64]
 Item = TypeVar("Item")
@@ -92,6 +94,12 @@ class Plan:
     def steps(self, epoch: int) -> list[tuple[int, int]]:
         """The steps [start, end) of an epoch."""
         return global_steps(self.rows(epoch), self.lengths, self.step_tokens)
+
+    def places(self, step: tuple[int, int], rows: Ints, share: Share) -> Sequence[int]:
+        """The positions of a step that a rank takes, ascending. Args: rows: the row at each position of the epoch."""
+        if share.size == 1:
+            return range(*step)
+        return split_over_ranks(step, rows, self.lengths, share.size)[share.rank]
 
     def num_steps(self) -> int:
         """Steps of all epochs."""
@@ -178,12 +186,21 @@ def decode_features(record: Record, sample: Sample, codec: Codec) -> torch.Tenso
 
 
 def training_steps(
-    plan: Plan, reader: Reader, prepared: PreparedSet, cfg: TrainConfig, start: tuple[int, int], known_holes: set[int]
+    plan: Plan,
+    reader: Reader,
+    prepared: PreparedSet,
+    cfg: TrainConfig,
+    start: tuple[int, int],
+    known_holes: set[int],
+    share: Share = WHOLE,
+    declared: Collection[int] = (),
 ) -> Generator[Step, None, None]:
     """Yield the steps from position `start` = (epoch, place) to the end of the last epoch.
 
     Args:
         known_holes: rows declared holes before; they are not asked for again.
+        share: of every step only this rank's samples.
+        declared: holes that other ranks found meanwhile, looked at as steps are cut; their samples are left out.
     """
     for epoch in range(start[0], plan.epochs):
         rows = plan.rows(epoch)
@@ -191,33 +208,42 @@ def training_steps(
         steps = [(a, b) for a, b in plan.steps(epoch) if a >= first]
         wanted = (
             Position(epoch, place, int(rows[place]), prepared.sample_id(int(rows[place])))
-            for a, b in steps
-            for place in range(a, b)
+            for step in steps
+            for place in plan.places(step, rows, share)
             if int(rows[place]) not in known_holes
         )
         with closing(read_ahead(reader.read(wanted), cfg.read_ahead)) as items:
             for a, b in steps:
-                yield _gather(plan, cfg, epoch, (a, b), rows, known_holes, items)
+                places = plan.places((a, b), rows, share)
+                taken = _take(plan, cfg, (epoch, rows), places, known_holes, declared, items)
+                yield Step(epoch, a, b, *taken)
 
 
-def _gather(
+def _take(
     plan: Plan,
     cfg: TrainConfig,
-    epoch: int,
-    step: tuple[int, int],
-    rows: Ints,
+    visit: tuple[int, Ints],
+    places: Sequence[int],
     known_holes: set[int],
+    declared: Collection[int],
     items: Iterator[Read | Hole],
-) -> Step:
-    """Take one step's samples from the reader and cut them into micro-batches by their known lengths."""
+) -> tuple[list[list[TrainSample]], list[Hole], float]:
+    """Take one step's samples from the reader and cut them into micro-batches by their known lengths.
+
+    Args: visit: the epoch, and the row at each of its positions.
+    Returns: micro-batches, holes, and the seconds waited.
+    """
+    epoch, rows = visit
     began = time.monotonic()
     samples: dict[int, TrainSample] = {}
     holes: list[Hole] = []
-    for place in range(*step):
+    for place in places:
         row = int(rows[place])
         if row in known_holes:
             continue
         item = next(items)
+        if row in declared:
+            continue
         if isinstance(item, Hole):
             holes.append(item)
             continue
@@ -226,9 +252,9 @@ def _gather(
         if len(anchors_A):
             samples[place] = TrainSample(sample, features_TF, anchors_A, final_TH)
     waited_s = time.monotonic() - began
-    cuts = micro_batches(range(*step), rows, plan.lengths, cfg.micro_tokens)
+    cuts = micro_batches(places, rows, plan.lengths, cfg.micro_tokens)
     micro = [[samples[place] for place in cut if place in samples] for cut in cuts]
-    return Step(epoch, step[0], step[1], [batch for batch in micro if batch], holes, waited_s)
+    return [batch for batch in micro if batch], holes, waited_s
 
 
 class _End:

@@ -2,7 +2,8 @@
 
 In: a run file and a folder with prepared set and states. Out: `train/` with `last/`, `best/`, `metrics.jsonl`,
 TensorBoard events and `stage.json`. A run that was stopped or killed goes on from its last checkpoint and, on a CPU
-with as many threads, ends with the same bits as one that was not.
+with as many threads, ends with the same bits as one that was not. Of several ranks the first alone reads and writes
+`train/`, measures the time and decides; the others take up what it sends.
 """
 
 import statistics
@@ -34,20 +35,32 @@ from headrace.train.checkpoint import (
 )
 from headrace.train.heldout import HeldOut
 from headrace.train.memory import check_memory, needs
-from headrace.train.metrics import MetricsLog
+from headrace.train.metrics import MetricsLog, NoLog
 from headrace.train.optimizer import build_optimizer, moments, restore_moments, set_learning_rate
+from headrace.train.ranks import ALONE, Ranks
 from headrace.train.replay import replayed_steps
 from headrace.train.schedule import learning_rate, steps_within
 from headrace.train.step import StepFigures, take_step
-from headrace.train.stop import StopRequest
+from headrace.train.stop import StopRequest, leave
+from headrace.train.together import (
+    Told,
+    agree_to_end,
+    check_agreement,
+    check_alike,
+    received_checkpoint,
+    received_drafter,
+    share_step,
+)
+from headrace.train.trackers import Trackers
 
 # A time limit becomes a number of steps after so many of them, or, where steps are long, after this share of the limit.
 MEASURED_STEPS = 20
 MEASURED_SHARE = 0.1
+GUESSED_STEPS = 250  # the learning rate's until then
 WARM_STEPS = 3  # the first are slower than the rest and left out, at most half of what was measured
 
 
-def train(cfg: RunFile, folder: RunFolder, features: bool, progress: Progress) -> dict[str, Any]:
+def train(cfg: RunFile, folder: RunFolder, features: bool, progress: Progress, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Train the drafter, or with `features` False the floor that sees no target state; go on where it stopped.
 
     Returns: the summary of stage.json: num_steps, num_epochs, tau, best_tau, num_tokens, seconds, num_holes, ...
@@ -58,17 +71,22 @@ def train(cfg: RunFile, folder: RunFolder, features: bool, progress: Progress) -
     where = folder.train(features)
     parts = assemble(cfg, folder, features and cfg.drafter.features)
     try:
+        check_alike(parts.identity, ranks)
         stage = Stage(where, "train", parts.identity)
-        if stage.state() == "done":
+        state = ranks.decide(stage.state() if ranks.first else "new")
+        if state == "done":
             progress.note(f"train: {where} is done")
-            return stage.summary()
-        if stage.state() == "new":
+            return ranks.decide(stage.summary() if ranks.first else {})
+        if ranks.first and state == "new":
             stage.begin()
-        if parts.codec is not None:  # export and eval fold the codec into fc, whatever became of the states
+            for reason in parts.reasons:
+                progress.note(f"train: {reason}")
+        if ranks.first and parts.codec is not None:  # export and eval fold the codec into fc, whatever became of states
             copy_basis(parts.codec.spec, folder.states, where)
         with numerics(cfg.train.threads):
-            summary = Training(parts, parts.train, where, progress).run()
-        stage.finish(summary)
+            summary = Training(parts, parts.train, where, progress, ranks).run()
+        if ranks.first:
+            stage.finish(summary)
         return summary
     finally:
         parts.close()
@@ -77,17 +95,13 @@ def train(cfg: RunFile, folder: RunFolder, features: bool, progress: Progress) -
 class Training:
     """One start of a run; `state` says where the run stands."""
 
-    def __init__(self, parts: Parts, cfg: TrainConfig, where: Path, progress: Progress) -> None:
+    def __init__(self, parts: Parts, cfg: TrainConfig, where: Path, progress: Progress, ranks: Ranks = ALONE) -> None:
         """Take up the last checkpoint, or begin."""
-        self.parts, self.cfg, self.where, self.progress = parts, cfg, where, progress
+        self.parts, self.cfg, self.where, self.progress, self.ranks = parts, cfg, where, progress, ranks
         self.began = self.saved = time.monotonic()
-        self.made_from = {**parts.made_from, "threads": torch.get_num_threads()}
-        for note in mend_links(where):
-            progress.note(f"train: {note}")
-        last = last_checkpoint(where)
-        checkpoint = load_checkpoint(last) if last is not None else None
-        remove_strays(where)
-        self.drafter = parts.new_drafter(cfg.seed)
+        self.made_from = {**parts.made_from, "threads": torch.get_num_threads(), "ranks": ranks.share.size}
+        checkpoint = received_checkpoint(self._found() if ranks.first else None, ranks)
+        self.drafter = received_drafter(parts, cfg.seed, ranks)
         self.optimizer = build_optimizer(self.drafter, cfg)
         self.average = WeightAverage(self.drafter, cfg.ema) if cfg.ema else None
         if checkpoint is None:
@@ -95,6 +109,7 @@ class Training:
             self.state = RunState(0, 0, 0, min(most, cfg.max_steps or most), made_from=self.made_from)
         else:
             self.state = self._take_up(checkpoint)
+        self.declared = set(self.state.holes)
         self.before_s = self.state.elapsed_s
         self.step_seconds: list[float] = []
         self.eval_seconds = 0.0
@@ -102,8 +117,10 @@ class Training:
     def run(self) -> dict[str, Any]:
         """Train to the end of the plan, or to a signal."""
         self._check_memory()
-        heldout = HeldOut.read(self.parts.reader, self.parts.prepared, self.cfg.eval_samples)
-        if not heldout.samples:
+        share = self.ranks.share
+        heldout = HeldOut.read(self.parts.reader, self.parts.prepared, self.cfg.eval_samples, share)
+        self.judged = self.ranks.sum([len(heldout.samples)])[0] > 0
+        if not self.judged:
             self.progress.note("train: no held-out sample, so there is no τ and the last checkpoint is the best")
         steps = replayed_steps(
             self.parts.plan,
@@ -112,8 +129,10 @@ class Training:
             self.cfg,
             (self.state.epoch, self.state.place, self.state.draw),
             set(self.state.holes),
+            share,
+            self.declared,
         )
-        with MetricsLog(self.where, self.state.step, self.cfg.tensorboard) as log, StopRequest() as stop:
+        with self._log() as log, StopRequest() as stop:
             if self.state.step == 0:
                 log.write(0, tau=self._tau(heldout))
             self._start_progress()
@@ -128,27 +147,49 @@ class Training:
         found = needs(shape, self.cfg, num_parameters, int(plan.lengths[plan.eligible].max()))
         self.progress.note(f"train: {check_memory(found, self.parts.device)} beside the head")
 
+    def _log(self) -> MetricsLog:
+        if not self.ranks.first:
+            return NoLog()
+        trackers = Trackers(self.cfg.trackers, self.where, self.parts.identity, self.progress)
+        return MetricsLog(self.where, self.state.step, self.cfg.tensorboard, trackers)
+
+    def _found(self) -> Checkpoint | None:
+        """The last checkpoint of the folder, which is put in order."""
+        for note in mend_links(self.where):
+            self.progress.note(f"train: {note}")
+        last = last_checkpoint(self.where)
+        checkpoint = load_checkpoint(last) if last is not None else None
+        remove_strays(self.where)
+        return checkpoint
+
     def _train(self, steps: Iterator[Step], heldout: HeldOut, log: MetricsLog, stop: StopRequest) -> None:
         while self.state.step < self.state.num_steps:
             began = time.monotonic()
             step = next(steps)
-            rate = learning_rate(self.state.step, self.state.num_steps, self.cfg)
+            rate = learning_rate(self.state.step, self._schedule_steps(), self.cfg)
             set_learning_rate(self.optimizer, rate)
-            figures = take_step(self.drafter, self.optimizer, self.parts.head, step, self.cfg)
+            figures = take_step(self.drafter, self.optimizer, self.parts.head, step, self.cfg, self.ranks)
             seconds = time.monotonic() - began
-            self._advance(step)
+            told = share_step(step, self.ranks)
+            self._advance(step, told)
             if self.average is not None:
                 self.average.update(self.drafter, self.state.step)
             self._plan(seconds)
             finished = self.state.step == self.state.num_steps
             improved = self._evaluate(heldout) if finished or self.state.step % self.cfg.eval_every == 0 else None
-            self._tell(log, step, figures, rate, seconds, evaluated=improved is not None)
-            due = time.monotonic() - self.saved >= self.cfg.save_seconds
-            if finished or improved or due or stop.signal is not None:
-                self._save(best=bool(improved) or (finished and not heldout.samples))
-            if stop.signal is not None and not finished:
-                self.progress.note(f"train: {stop.signal.name}, saved after step {self.state.step}")
-                stop.leave()
+            self._tell(log, step, figures, rate, (seconds, told), evaluated=improved is not None)
+            asked, due = agree_to_end(stop.signal, time.monotonic() - self.saved >= self.cfg.save_seconds, self.ranks)
+            if finished or improved or due or asked is not None:
+                self._save(best=bool(improved) or (finished and not self.judged))
+            if asked is not None and not finished:
+                self.progress.note(f"train: {asked.name}, saved after step {self.state.step}")
+                self.ranks.leave()
+                leave(asked)
+
+    def _schedule_steps(self) -> int:
+        """Steps that the learning rate follows: the plan's, or before a time limit is turned into steps a guess."""
+        unplanned = self.cfg.max_seconds is not None and not self.state.planned
+        return min(self.state.num_steps, GUESSED_STEPS) if unplanned else self.state.num_steps
 
     def _take_up(self, checkpoint: Checkpoint) -> RunState:
         self.drafter.load_state_dict(checkpoint.weights)
@@ -162,7 +203,7 @@ class Training:
         self.progress.note(f"train: goes on after step {state.step} of {state.num_steps}")
         return state
 
-    def _advance(self, step: Step) -> None:
+    def _advance(self, step: Step, told: Told) -> None:
         """Move past a step whose update is made."""
         draw = (step.draw + 1) % self.cfg.draws
         epoch, place = (step.epoch, step.start) if draw else self.parts.plan.after(step.epoch, step.end)
@@ -172,34 +213,42 @@ class Training:
             epoch=epoch,
             place=place,
             draw=draw,
-            num_tokens=self.state.num_tokens + step.num_tokens,
+            num_tokens=self.state.num_tokens + told.num_tokens,
             elapsed_s=self.before_s + time.monotonic() - self.began,
-            holes={**self.state.holes, **{hole.row: hole.reason for hole in step.holes}},
+            holes={**self.state.holes, **told.holes},
         )
-        for hole in step.holes:
-            self.progress.note(f"train: row {hole.row} has no states ({hole.reason}); left out of every epoch")
+        self.declared.update(told.holes)
+        for row, reason in told.holes.items():
+            self.progress.note(f"train: row {row} has no states ({reason}); left out of every epoch")
 
     def _plan(self, seconds: float) -> None:
         """Turn the time limit into a number of steps, once enough of them are measured."""
         self.step_seconds.append(seconds)
         measured = len(self.step_seconds)
-        if self.cfg.max_seconds is None or self.state.planned or measured < 2:
+        if self.cfg.max_seconds is None or self.state.planned:
             return
-        if measured < MEASURED_STEPS and self.state.elapsed_s < MEASURED_SHARE * self.cfg.max_seconds:
+        planned = self.ranks.decide(self._fitting(measured, self.cfg.max_seconds) if self.ranks.first else None)
+        if planned is None:
             return
+        self.state = replace(self.state, num_steps=planned, planned=True)
+        self._start_progress()
+
+    def _fitting(self, measured: int, limit_s: float) -> int | None:
+        """The steps that fit into the time limit; None while too few are measured."""
+        if measured < 2 or (measured < MEASURED_STEPS and self.state.elapsed_s < MEASURED_SHARE * limit_s):
+            return None
         step_s = statistics.median(self.step_seconds[min(WARM_STEPS, measured // 2) :])
-        left = self.cfg.max_seconds - self.state.elapsed_s
+        left = limit_s - self.state.elapsed_s
         planned = steps_within(
             left, step_s, self.eval_seconds, self.cfg.eval_every, self.state.step, self.state.num_steps
         )
-        self.state = replace(self.state, num_steps=planned, planned=True)
-        self.progress.note(f"train: {planned} steps fit into {self.cfg.max_seconds:.0f} s at {step_s:.2f} s a step")
-        self._start_progress()
+        self.progress.note(f"train: {planned} steps fit into {limit_s:.0f} s at {step_s:.2f} s a step")
+        return planned
 
     def _tau(self, heldout: HeldOut) -> float | None:
         began = time.monotonic()
         with self.average.used(self.drafter) if self.average is not None else nullcontext():
-            tau = heldout.tau(self.drafter, self.parts.head, self.cfg.autocast is True)
+            tau = heldout.tau(self.drafter, self.parts.head, self.cfg.autocast is True, self.ranks)
         self.eval_seconds = time.monotonic() - began
         return tau
 
@@ -211,10 +260,17 @@ class Training:
         return improved
 
     def _tell(
-        self, log: MetricsLog, step: Step, figures: StepFigures | None, rate: float, seconds: float, evaluated: bool
+        self,
+        log: MetricsLog,
+        step: Step,
+        figures: StepFigures | None,
+        rate: float,
+        took: tuple[float, Told],
+        evaluated: bool,
     ) -> None:
-        wait_share = step.waited_s / max(seconds, 1e-9)
-        tokens_s = step.num_tokens / max(seconds, 1e-9)
+        seconds, told = took
+        wait_share = told.waited_s / max(seconds, 1e-9)
+        tokens_s = told.num_tokens / max(seconds, 1e-9)
         log.write(
             self.state.step,
             epoch=step.epoch,
@@ -224,6 +280,7 @@ class Training:
             grad_norm=figures.grad_norm if figures else None,
             tau=self.state.tau if evaluated else None,
             lr=rate,
+            tokens=self.state.num_tokens,
             tokens_s=round(tokens_s, 1),
             data_wait_share=round(wait_share, 4),
             seconds=round(self.state.elapsed_s, 3),
@@ -234,6 +291,10 @@ class Training:
         self.progress.advance(self.state.step, **shown, tokens_s=tokens_s, wait=wait_share)
 
     def _save(self, best: bool) -> None:
+        """Write a checkpoint, once for all ranks, after a look at whether they still agree."""
+        check_agreement(self.drafter, self.ranks)
+        if not self.ranks.first:
+            return
         weights, average = (
             {name: t.detach().cpu().contiguous() for name, t in own.items()}
             for own in (self.drafter.state_dict(), self.average.weights if self.average is not None else {})

@@ -1,7 +1,8 @@
 """What a run measured, for people and programs.
 
 In: one mapping of figures a step. Out: a line of `metrics.jsonl` each (docs/results.md names the keys), and the same
-figures as TensorBoard events. A resumed run first takes back the lines of steps that its checkpoint has not seen.
+figures as TensorBoard events and to the trackers that were asked for. A resumed run first takes back the lines of steps
+that its checkpoint has not seen.
 """
 
 import json
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.files import write_atomic
+from headrace.train.trackers import Trackers
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -19,8 +21,9 @@ Figure = float | int | None
 class MetricsLog:
     """Appends figures; use as a context manager."""
 
-    def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
+    def __init__(self, folder: Path, step: int, tensorboard: bool, trackers: Trackers | None = None) -> None:
         """Args: step: updates the run starts from; lines after it are taken back."""
+        self._trackers = trackers
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "metrics.jsonl"
         _take_back(self._path, step)
@@ -34,17 +37,34 @@ class MetricsLog:
         if self._events is not None:
             for name, value in present.items():
                 self._events.add_scalar(name, value, step)
+        if self._trackers is not None:
+            self._trackers.write(step, present)
 
     def close(self) -> None:
-        """Flush and close the events."""
+        """Flush and close the events and trackers."""
         if self._events is not None:
             self._events.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
     def __enter__(self) -> "MetricsLog":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class NoLog(MetricsLog):
+    """What a rank writes that is not the first: nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def write(self, step: int, **figures: Figure) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def _events(folder: Path, step: int) -> "SummaryWriter":

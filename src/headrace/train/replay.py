@@ -6,7 +6,7 @@ depends on seed and position alone; a resumed run reads the recent steps again a
 """
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from headrace.config import TrainConfig
 from headrace.drafter.anchors import anchor_rng, draw_anchors
 from headrace.prepare.prepared import PreparedSet
 from headrace.train.batches import Plan, Reader, Step, training_steps
+from headrace.train.ranks import WHOLE, Share
 
 _CHOICE = 1  # tells the choice of a step apart from draws of anchors
 
@@ -27,15 +28,17 @@ def replayed_steps(
     cfg: TrainConfig,
     start: tuple[int, int, int],
     known_holes: set[int],
+    share: Share = WHOLE,
+    declared: Collection[int] = (),
 ) -> Generator[Step, None, None]:
     """Yield every step of the run from `start` = (epoch, place, draw) on.
 
-    Args: known_holes: rows declared holes before; they are not asked for again.
+    Args: as of `training_steps`.
     """
     begin = start[:2]
     refill = _earlier(plan, begin, cfg.replay_steps - 1) if cfg.draws > 1 else begin
     recent: deque[Step] = deque(maxlen=cfg.replay_steps)
-    with closing(training_steps(plan, reader, prepared, cfg, refill, known_holes)) as fresh:
+    with closing(training_steps(plan, reader, prepared, cfg, refill, known_holes, share, declared)) as fresh:
         for step in fresh:
             recent.append(step)
             here = (step.epoch, step.start)

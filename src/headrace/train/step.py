@@ -1,10 +1,10 @@
 """One global step: gradients of all its micro-batches, one update.
 
-In: a step's samples with features and anchors. Out: the updated drafter and the step's figures. Contexts are made once
-for all blocks of a micro-batch; the blocks run forward and backward by groups whose gradients into the contexts add up,
-so memory does not grow with the number of anchors. Every loss is divided by the supervised slots of the whole step, so
-how it was cut does not matter. A loss or gradient that is not finite stops the run before the weights are touched, and
-names the samples.
+In: a step's samples with features and anchors, of one rank of several its share. Out: the updated drafter and the whole
+step's figures, the same on every rank. Contexts are made once for all blocks of a micro-batch; the blocks run forward
+and backward by groups whose gradients into the contexts add up, so memory does not grow with the number of anchors.
+Every loss is divided by the supervised slots of the whole step, so how it was cut does not matter. A loss or gradient
+that is not finite stops the run before the weights are touched, and names the samples.
 """
 
 import itertools
@@ -16,12 +16,16 @@ import numpy as np
 import torch
 
 from headrace.config import TrainConfig
-from headrace.drafter.anchors import supervise
+from headrace.drafter.anchors import anchor_rng, supervise
 from headrace.drafter.loss import BlockLoss, Teacher, Weighting, block_loss
 from headrace.drafter.model import Drafter
+from headrace.drafter.vocabulary import SampledHead, sample_head
 from headrace.errors import TrainError
 from headrace.target.head import FrozenHead
 from headrace.train.batches import Step, TrainSample
+from headrace.train.ranks import ALONE, Ranks
+
+_VOCABULARY = 1  # tells this generator from that of the anchors
 
 
 @dataclass(frozen=True)
@@ -68,29 +72,37 @@ def pack(samples: Sequence[TrainSample], block_size: int, device: torch.device) 
 
 
 def take_step(
-    drafter: Drafter, optimizer: torch.optim.Optimizer, head: FrozenHead, step: Step, cfg: TrainConfig
+    drafter: Drafter,
+    optimizer: torch.optim.Optimizer,
+    head: FrozenHead,
+    step: Step,
+    cfg: TrainConfig,
+    ranks: Ranks = ALONE,
 ) -> StepFigures | None:
-    """Train on one global step, at the learning rate the optimiser has.
+    """Train on one global step, at the learning rate the optimiser has; a rank with nothing to learn takes part.
 
     Returns: None, and changes nothing, when the step has no supervised slot (holes, or samples without anchors).
     Raises: TrainError naming the samples of a micro-batch whose loss is not finite, or of a step whose gradient is not.
     """
     device = drafter.feature_scale.device
     micro = [pack(samples, drafter.shape.block_size, device) for samples in step.micro]
-    num_supervised = sum(m.num_supervised for m in micro)
+    num_supervised = int(ranks.sum([sum(m.num_supervised for m in micro)])[0])
     if not num_supervised:
         return None
     weighting = Weighting(cfg.loss, cfg.gamma, cfg.alpha)
+    rows = _rows(head, step, micro, cfg)
     optimizer.zero_grad(set_to_none=True)
     loss = ce = hits = 0.0
     for batch in micro:
-        for found in _learn(drafter, batch, head, weighting, num_supervised, cfg):
+        for found in _learn(drafter, batch, head, rows, weighting, num_supervised, cfg):
             part = float(found.loss.detach())
             if not math.isfinite(part):
                 raise _not_finite("loss", part, step, batch.samples)
             loss += part
             ce += float(found.ce_NB.sum())
             hits += float(found.hit_NB.sum())
+    ranks.add_gradients(drafter.parameters())
+    loss, ce, hits = ranks.sum([loss, ce, hits])
     grad_norm = float(torch.nn.utils.clip_grad_norm_(drafter.parameters(), cfg.clip))
     if not math.isfinite(grad_norm):
         raise _not_finite("gradient", grad_norm, step, [s for samples in step.micro for s in samples])
@@ -98,10 +110,28 @@ def take_step(
     return StepFigures(loss, ce / num_supervised, hits / num_supervised, grad_norm, num_supervised)
 
 
+def _rows(head: FrozenHead, step: Step, micro: Sequence[Packed], cfg: TrainConfig) -> FrozenHead | SampledHead:
+    """The rows of the head that this step's loss looks at; a rank of several draws for its own share."""
+    if cfg.sampled_vocabulary is None:
+        return head
+    predicted = torch.cat([m.target_ids_NB[m.supervised_NB] for m in micro] or [torch.zeros(0, dtype=torch.int64)])
+    rng = anchor_rng(cfg.seed, step.epoch, step.start, step.draw, _VOCABULARY)
+    return sample_head(head, predicted, cfg.sampled_vocabulary, rng)
+
+
 def _learn(
-    drafter: Drafter, batch: Packed, head: FrozenHead, weighting: Weighting, num_supervised: int, cfg: TrainConfig
+    drafter: Drafter,
+    batch: Packed,
+    head: FrozenHead,
+    rows: FrozenHead | SampledHead,
+    weighting: Weighting,
+    num_supervised: int,
+    cfg: TrainConfig,
 ) -> Iterator[BlockLoss]:
-    """Add one micro-batch's gradients, group by group; yields each group's loss before its backward pass."""
+    """Add one micro-batch's gradients, group by group; yields each group's loss before its backward pass.
+
+    Args: rows: what the loss looks at of the head.
+    """
     autocast = torch.autocast(drafter.feature_scale.device.type, torch.bfloat16, enabled=cfg.autocast is True)
     with autocast:
         made = drafter.contexts(batch.features)
@@ -112,7 +142,7 @@ def _learn(
             hidden_NBH = drafter.blocks(cut, anchors, ids, head)
         teacher = _teacher(batch, anchors, head, cfg) if cfg.objective != "ce" else None
         found = block_loss(
-            hidden_NBH, batch.target_ids_NB[group], batch.supervised_NB[group], head, weighting, num_supervised, teacher
+            hidden_NBH, batch.target_ids_NB[group], batch.supervised_NB[group], rows, weighting, num_supervised, teacher
         )
         yield found
         found.loss.backward()  # type: ignore[no-untyped-call]

@@ -29,12 +29,6 @@ class StopRequest:
         for number in list(self._before):
             self._restore(number)
 
-    def leave(self) -> NoReturn:
-        """End the run as the signal asks: KeyboardInterrupt for SIGINT, exit code 143 for SIGTERM."""
-        if self.signal is signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + signal.SIGTERM)
-
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)
         self._restore(self.signal)
@@ -43,3 +37,10 @@ class StopRequest:
         before = self._before.pop(number, None)
         if before is not None:
             signal.signal(number, before)
+
+
+def leave(found: signal.Signals) -> NoReturn:
+    """End the run as a signal asks: KeyboardInterrupt for SIGINT, exit code 143 for SIGTERM."""
+    if found is signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + signal.SIGTERM)

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 from headrace.drafter.model import Drafter
 from headrace.drafter.shape import SLIDING, DrafterShape
-from headrace.errors import ExportError
+from headrace.errors import DrafterError, ExportError
 from headrace.taps import from_zlab, parse_taps, to_zlab
 
 ARCHITECTURE = "DFlashDraftModel"
@@ -107,6 +107,9 @@ class _Own(_Keys):
     target_layer_ids: list[int] = Field(min_length=1)
     block_size: int | None = Field(None, ge=2)
     causal: bool | None = None
+    use_swa: bool | None = None
+    attention_sink_bias: bool | None = None
+    attention_value_scale: float | None = None
 
 
 class _Rope(_Keys):
@@ -181,6 +184,14 @@ def shape_from_stock(config: Mapping[str, Any]) -> DrafterShape:
     _check_supported(read)
     own = read.dflash_config
     taps = tuple(str(from_zlab(number, read.num_target_layers)) for number in own.target_layer_ids)
+    try:
+        return _shape(read, taps)
+    except DrafterError as exc:  # its rotary embedding, above all
+        raise ExportError(*exc.args) from exc
+
+
+def _shape(read: _Stock, taps: tuple[str, ...]) -> DrafterShape:
+    own = read.dflash_config
     return DrafterShape(
         hidden_size=read.hidden_size,
         intermediate_size=read.intermediate_size,
@@ -227,12 +238,26 @@ def load_stock(folder: Path) -> Drafter:
     Raises: ExportError for a missing or unreadable file, an unsupported config, and for tensors that are missing,
     unknown or of other shapes than the config says.
     """
+    config, tensors = read_folder(folder)
+    return build(shape_from_stock(config), tensors)
+
+
+def read_folder(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Config and tensors of a drafter's folder. Raises: ExportError for a missing or unreadable file."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as exc:
         raise ExportError(f"{CONFIG} and {WEIGHTS} in {folder}", str(exc), "export the drafter again") from exc
-    shape = shape_from_stock(config)
+    if not isinstance(config, dict):
+        raise ExportError(
+            f"a JSON object in {folder / CONFIG}", f"a {type(config).__name__}", "give a drafter's folder"
+        )
+    return config, tensors
+
+
+def build(shape: DrafterShape, tensors: Mapping[str, torch.Tensor]) -> Drafter:
+    """A drafter of these tensors, in float32, in evaluation mode. Raises: ExportError for others than its shape's."""
     _check_tensors(tensors, tensor_shapes(shape))
     try:
         drafter = Drafter(shape, seed=0)
@@ -281,6 +306,14 @@ def _check_supported(read: _Stock) -> None:
     told = (read.is_causal, read.dflash_config.causal)
     # z-lab's code takes sliding layers for causal unless told.
     causal = any(told) or (read.slides and False not in told)
+    own = read.dflash_config
+    if own.attention_sink_bias or own.attention_value_scale not in (None, 1.0) or (own.use_swa and not read.slides):
+        raise ExportError(
+            "plain attention, and windows named by layer_types",
+            f"attention_sink_bias {own.attention_sink_bias}, attention_value_scale {own.attention_value_scale},"
+            f" use_swa {own.use_swa}",
+            "this version runs such drafters only in their own programs",
+        )
     if causal or read.attention_bias or (read.use_sliding_window and not read.slides):
         raise ExportError(
             "layers without bias, whose slots see each other both ways",

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace.drafter.model import Drafter
+from headrace.drafter.stock import CONFIG, WEIGHTS, load_stock, shape_from_stock, stock_config, tensor_shapes
 from headrace.errors import ExportError
-from headrace.evaluate.stock import CONFIG, WEIGHTS, load_stock, shape_from_stock, stock_config, tensor_shapes
 from headrace.export.zlab import export_zlab
+from tests.drafter.tiny import tiny_shape
 from tests.evaluate.conftest import Pair, shape
 
 
@@ -166,3 +167,11 @@ def test_tensors_of_whole_numbers_are_refused(pair: Pair, tmp_path: Path) -> Non
     save_file(tensors, tmp_path / WEIGHTS)
     with pytest.raises(ExportError, match="int8"):
         load_stock(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["attention_sink_bias", "attention_value_scale", "use_swa"])
+def test_attention_that_headrace_does_not_compute_is_refused_by_key(key: str) -> None:
+    config = stock_config(tiny_shape(), {}, {})
+    config["dflash_config"][key] = 0.5 if key.endswith("scale") else True
+    with pytest.raises(ExportError, match=key):
+        shape_from_stock(config)
