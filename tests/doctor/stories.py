@@ -97,7 +97,7 @@ def served(ending: Sequence[int] = ENDING, tau: float | None = None) -> list[Ser
 def drift(num_drifted: int) -> dict[str, Any]:
     """A capture's summary."""
     told = {"fitted": 0.01, "limit": 0.02, "lost": 0.012, "worst": 0.3, "worst_row": 3, "num_records": 400}
-    return {"drift": {**told, "drifted": {"code": num_drifted} if num_drifted else {}}}
+    return {"drift": {**told, "drifted": {"code": num_drifted} if num_drifted else {}, "alarm": num_drifted >= 40}}
 
 
 def healthy(folder: Path, **changes: Any) -> Evidence:

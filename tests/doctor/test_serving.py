@@ -22,6 +22,6 @@ def test_the_script_of_a_chat(text: str, script: str) -> None:
 
 
 def test_few_drifted_records_are_no_drift() -> None:
-    assert drifted(Evidence(captured=drift(8))) is None
-    assert drifted(Evidence(captured=drift(9))) is not None
+    assert drifted(Evidence(captured=drift(39))) is None
+    assert drifted(Evidence(captured=drift(40))) is not None
     assert drifted(Evidence()) is None

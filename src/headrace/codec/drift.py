@@ -42,6 +42,12 @@ class Drift:
         """The share of its energy that a record may lose."""
         return max(TIMES * self.expected, AT_LEAST)
 
+    @property
+    def alarm(self) -> bool:
+        """Whether too many records drifted, of all or of one source."""
+        drifted, seen = (sum(counts[i] for counts in self.by_source.values()) for i in (0, 1))
+        return drifted > ALARM * seen or any(d > SOURCE_ALARM * n for d, n in self.by_source.values())
+
     def see(self, row: int, source: str, states_TLH: torch.Tensor) -> None:
         """Count one record's states [T, L, H]; escaped tokens, which are kept in 16 bits, do not count."""
         lost = lost_share(self.codec, states_TLH)
@@ -63,14 +69,14 @@ class Drift:
             "worst_row": self.worst[1],
             "num_records": seen,
             "drifted": {source: n for source, (n, _) in sorted(self.by_source.items()) if n},
+            "alarm": self.alarm,
         }
 
     def note(self) -> str | None:
         """What to tell whoever watches, where too many records drifted."""
-        drifted, seen = (sum(counts[i] for counts in self.by_source.values()) for i in (0, 1))
-        strange = any(d > SOURCE_ALARM * n for d, n in self.by_source.values())
-        if drifted <= ALARM * seen and not strange:
+        if not self.alarm:
             return None
+        drifted, seen = (sum(counts[i] for counts in self.by_source.values()) for i in (0, 1))
         sources = ", ".join(f"{source} {d} of {n}" for source, (d, n) in sorted(self.by_source.items()) if d)
         return (
             f"{drifted} of {seen} records lose more than {self.limit:.1%} of their energy, the fit lost "
