@@ -115,4 +115,4 @@ def main(run: Path, num_steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 120)
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 240)
