@@ -51,6 +51,7 @@ def test_codecs_that_are_settled_by_the_capture_are_timed_too(
     measured = trial.measure(cfg.model_copy(update=own), folder, load_target(cfg.target), 1.5, Silent())
     assert measured.capture_tokens_s is not None
     assert measured.train_tokens_s is not None
+    assert (measured.capture_fixed_s > 1.5) == (codec != "auto")  # a latent is fitted on a raw slice first
     assert sorted(path.name for path in folder.root.iterdir()) == ["prepared"]
 
 

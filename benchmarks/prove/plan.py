@@ -113,6 +113,8 @@ def reality(claims: Claims, run: Path) -> None:
     work = run.with_name(run.name + "-planned")
     shutil.rmtree(work, ignore_errors=True)
     settings = [f"--set=run={work}", "--set=train.max_seconds=null", "--set=train.epochs=2", "--set=floor=false"]
+    # A latent that is yet to be fitted does not know how many tokens will escape: its bytes are an estimate.
+    settings.append("--set=capture.codec=raw")
     if not (run / "prepared" / "manifest.json").exists():
         for stage in ("prepare", "regenerate"):
             subprocess.run([HEADRACE, stage, RUN_FILE, f"--set=run={run}"], check=True)

@@ -29,7 +29,7 @@ from headrace.plan.inputs import Measurement
 from headrace.plan.measure import from_timings
 from headrace.prepare.prepared import Draft, PreparedSet, write_prepared
 from headrace.progress import Progress
-from headrace.raw_slice import chosen_codec, is_latent
+from headrace.raw_slice import HELDOUT_SHARE, chosen_codec, is_latent
 from headrace.source import Hole, Position
 from headrace.target.base import Target
 from headrace.train.assemble import Parts, assemble
@@ -62,12 +62,14 @@ def measure(cfg: RunFile, folder: RunFolder, target: Target, target_load_s: floa
     """Time three short captures and three short trainings; the plan takes their medians.
 
     Args:
-        target_load_s: seconds that loading the target took; every capture pays them once.
+        target_load_s: seconds that loading the target took; every capture pays them once, and a raw slice where its
+            codec is yet to be fitted.
     Raises: what capture and training raise.
     """
     prepared = PreparedSet.open(folder.prepared)
     root = folder.root / "trial"
     shutil.rmtree(root, ignore_errors=True)
+    slice_tokens = cfg.capture.fit_tokens * (1 + HELDOUT_SHARE) if is_latent(cfg.capture.codec) else 0.0
     try:
         cfg = _with_stand_in(cfg, folder, target, root / "codec", progress)
         captured: list[tuple[float, float]] = []
@@ -81,12 +83,13 @@ def measure(cfg: RunFile, folder: RunFolder, target: Target, target_load_s: floa
             shutil.rmtree(one.root)
     finally:
         shutil.rmtree(root, ignore_errors=True)
+    slice_s = min(slice_tokens, float(prepared.lengths.sum())) * float(np.median([s / n for n, s in captured]))
     return from_timings(
         machine=_machine(),
         date=datetime.now(UTC).date().isoformat(),
         capture=captured,
         train=[(t.num_tokens, t.step_s) for t in trained],
-        capture_fixed_s=target_load_s,
+        capture_fixed_s=target_load_s + slice_s,
         train_fixed_s=_fixed(cfg, prepared, trained),
     )
 
