@@ -133,6 +133,7 @@ def speeds(stores: Stores, rival: Rival | None, order: Sequence[int]) -> dict[st
 def main(folder: Path, gigabytes: float, python: str | None) -> None:
     """Print the rows."""
     torch.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for num_tokens in (250, 800):
         with tempfile.TemporaryDirectory(dir=folder) as base:
