@@ -6,11 +6,11 @@ which are printed; `--write` puts them into the page.
 usage: masks.py [--write]
 """
 
-import re
 import sys
 from pathlib import Path
 
 from claims import Claims
+from tables import show
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "chats.md"
@@ -26,14 +26,7 @@ def main() -> None:
     rows = [*table.reference_rows(), *table.marked_rows()]
     made = list(table.cells(table.all_templates()))
     tables = {"references": table.comparison_table(rows), "templates": table.cell_table(made)}
-    for text in tables.values():
-        print(text)
-    if "--write" in sys.argv[1:]:
-        page = PAGE.read_text(encoding="utf-8")
-        for name, text in tables.items():
-            block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-            page = block.sub(lambda found, text=text: found[1] + text + found[2], page)  # type: ignore[misc]
-        PAGE.write_text(page, encoding="utf-8")
+    show(tables, PAGE)
     judge(rows, made)
 
 

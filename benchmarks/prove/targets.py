@@ -6,11 +6,11 @@ puts them into the page.
 usage: targets.py [--write]
 """
 
-import re
 import sys
 from pathlib import Path
 
 from claims import Claims
+from tables import show
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "targets.md"
@@ -25,14 +25,7 @@ def main() -> None:
         sys.exit(f"needs the public data in {table.DATA}")
     targets, drafters = table.all_rows()
     tables = {"targets": table.target_table(targets), "drafters": table.drafter_table(drafters)}
-    for text in tables.values():
-        print(text)
-    if "--write" in sys.argv[1:]:
-        page = PAGE.read_text(encoding="utf-8")
-        for name, text in tables.items():
-            block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-            page = block.sub(lambda found, text=text: found[1] + text + found[2], page)  # type: ignore[misc]
-        PAGE.write_text(page, encoding="utf-8")
+    show(tables, PAGE)
     judge(targets, drafters)
 
 

@@ -6,7 +6,7 @@ slice; where it is `auto`, the gentlest codec whose store fits `store.max_bytes`
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from headrace.codec.spec import SPEC_NAME, short_spec
 from headrace.config import RunFile, RunFolder
 from headrace.errors import ConfigError
 from headrace.files import Stage
-from headrace.prepare.prepared import Draft, PreparedSet, write_prepared
+from headrace.prepare.prepared import PreparedSet, drafts_of, write_prepared
 from headrace.progress import Progress
 from headrace.store.budget import expected_bytes
 from headrace.target.base import Target
@@ -45,9 +45,8 @@ def capture_slice(cfg: RunFile, folder: RunFolder, target: Target, max_tokens: i
     # Its own fingerprint: states of a slice are no states of the run.
     fingerprint = f"{prepared.fingerprint} rows {len(rows)}"
     if not (part.prepared / "manifest.json").is_file():
-        write_prepared(part.prepared, _drafts(prepared, rows), {"fingerprint": fingerprint})
-    raw = cfg.capture.model_copy(update={"codec": "raw"})
-    capture(cfg.model_copy(update={"capture": raw}), part, target, progress)
+        write_prepared(part.prepared, drafts_of(prepared, rows), {"fingerprint": fingerprint})
+    capture(with_setting(cfg, "raw"), part, target, progress)
     return part
 
 
@@ -56,12 +55,6 @@ def _rows(prepared: PreparedSet, max_tokens: int) -> list[int]:
     held = in_turn(prepared, np.flatnonzero(prepared.heldout).tolist(), int(HELDOUT_SHARE * max_tokens))
     trained = in_turn(prepared, np.flatnonzero(~np.asarray(prepared.heldout, dtype=bool)).tolist(), max_tokens)
     return sorted({*held, *trained})
-
-
-def _drafts(prepared: PreparedSet, rows: Sequence[int]) -> Iterator[Draft]:
-    for row in rows:
-        s = prepared.sample(row)
-        yield Draft(s.id, s.input_ids, s.loss_mask, s.source, s.heldout)
 
 
 def with_codec(cfg: RunFile, folder: RunFolder, target: Callable[[], Target], progress: Progress) -> RunFile:
@@ -74,7 +67,7 @@ def with_codec(cfg: RunFile, folder: RunFolder, target: Callable[[], Target], pr
         cfg = chosen_codec(cfg, folder, target(), progress)
     if not is_latent(cfg.capture.codec):
         return cfg
-    return _with(cfg, str(_fitted(cfg, folder, cfg.capture.codec.strip().lower(), target, progress)))
+    return with_setting(cfg, str(_fitted(cfg, folder, cfg.capture.codec.strip().lower(), target, progress)))
 
 
 def is_latent(setting: str) -> bool:
@@ -88,10 +81,11 @@ def chosen_codec(cfg: RunFile, folder: RunFolder, target: Target, progress: Prog
         return cfg
     name = _chosen(cfg, folder, target)
     progress.note(f"codec: auto is {name}")
-    return _with(cfg, name)
+    return with_setting(cfg, name)
 
 
-def _with(cfg: RunFile, codec: str) -> RunFile:
+def with_setting(cfg: RunFile, codec: str) -> RunFile:
+    """The run file with another `capture.codec`."""
     return cfg.model_copy(update={"capture": cfg.capture.model_copy(update={"codec": codec})})
 
 

@@ -9,9 +9,8 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,9 +26,9 @@ from headrace.drafter.model import Drafter
 from headrace.order import capture_groups
 from headrace.plan.inputs import Measurement
 from headrace.plan.measure import from_timings
-from headrace.prepare.prepared import Draft, PreparedSet, write_prepared
+from headrace.prepare.prepared import PreparedSet, drafts_of, write_prepared
 from headrace.progress import Progress
-from headrace.raw_slice import HELDOUT_SHARE, chosen_codec, is_latent
+from headrace.raw_slice import HELDOUT_SHARE, chosen_codec, is_latent, with_setting
 from headrace.source import Hole, Position
 from headrace.target.base import Target
 from headrace.train.assemble import Parts, assemble
@@ -105,7 +104,7 @@ def _with_stand_in(cfg: RunFile, folder: RunFolder, target: Target, out: Path, p
     spec = short_spec(cfg.capture.codec, num_taps, target.spec.hidden_size, cfg.states_dtype)
     drawn = torch.randn(spec.num_features, spec.width, generator=torch.Generator().manual_seed(0)) * spec.width**-0.5
     save_codec(spec, Basis(torch.ones(num_taps), torch.zeros(spec.num_features), drawn), out)
-    return cfg.model_copy(update={"capture": cfg.capture.model_copy(update={"codec": str(out)})})
+    return with_setting(cfg, str(out))
 
 
 def _groups_per_run(cfg: RunFile, prepared: PreparedSet, where: Path, target: Target, progress: Progress) -> int:
@@ -130,13 +129,8 @@ def _choose(cfg: RunFile, prepared: PreparedSet, groups_per_run: int) -> list[li
 
 def _write_part(folder: Path, prepared: PreparedSet, rows: list[int]) -> None:
     """A prepared set of some rows, none of them held out, so that every token can be trained on."""
-
-    def drafts() -> Iterator[Draft]:
-        for row in rows:
-            s = prepared.sample(row)
-            yield Draft(s.id, s.input_ids, s.loss_mask, s.source, heldout=False)
-
-    write_prepared(folder, drafts(), {"fingerprint": prepared.fingerprint})
+    trained = (replace(draft, heldout=False) for draft in drafts_of(prepared, rows))
+    write_prepared(folder, trained, {"fingerprint": prepared.fingerprint})
 
 
 def _time_capture(cfg: RunFile, folder: RunFolder, target: Target, progress: Progress) -> tuple[float, float]:

@@ -43,9 +43,14 @@ class Drift:
         return max(TIMES * self.expected, AT_LEAST)
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Records that drifted, and records seen."""
+        return sum(d for d, _ in self.by_source.values()), sum(n for _, n in self.by_source.values())
+
+    @property
     def alarm(self) -> bool:
         """Whether too many records drifted, of all or of one source."""
-        drifted, seen = (sum(counts[i] for counts in self.by_source.values()) for i in (0, 1))
+        drifted, seen = self.counts
         return drifted > ALARM * seen or any(d > SOURCE_ALARM * n for d, n in self.by_source.values())
 
     def see(self, row: int, source: str, states_TLH: torch.Tensor) -> None:
@@ -58,7 +63,7 @@ class Drift:
 
     def summary(self) -> dict[str, Any]:
         """Shares of energy, and records that drifted, by source; empty when nothing was seen."""
-        seen = sum(n for _, n in self.by_source.values())
+        _, seen = self.counts
         if not seen:
             return {}
         return {
@@ -76,7 +81,7 @@ class Drift:
         """What to tell whoever watches, where too many records drifted."""
         if not self.alarm:
             return None
-        drifted, seen = (sum(counts[i] for counts in self.by_source.values()) for i in (0, 1))
+        drifted, seen = self.counts
         sources = ", ".join(f"{source} {d} of {n}" for source, (d, n) in sorted(self.by_source.items()) if d)
         return (
             f"{drifted} of {seen} records lose more than {self.limit:.1%} of their energy, the fit lost "

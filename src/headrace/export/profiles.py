@@ -45,23 +45,28 @@ class Profile:
         return f"{self.name} ({self.version}{'; static: not run against the engine' if self.static else ''})"
 
 
+# Both engines read the same keys, in the versions named.
+_KEYS = _QWEN3 | {"block_size", "dflash_config", "is_causal", "num_target_layers"}
+_OWN = frozenset({"block_size", "causal", "mask_token_id", "swa_window_size", "target_layer_ids", "use_swa"})
+_NOT_READ = frozenset({"input_embedding_scale"})
+
 PROFILES: Mapping[str, Profile] = {
     "vllm": Profile(
         "vllm",
         "main at 036a00d1f5d0, vllm/model_executor/models/qwen3_dflash.py",
         True,
-        _QWEN3 | {"block_size", "dflash_config", "is_causal", "num_target_layers"},
-        frozenset({"block_size", "causal", "mask_token_id", "swa_window_size", "target_layer_ids", "use_swa"}),
-        frozenset({"input_embedding_scale"}),
+        _KEYS,
+        _OWN,
+        _NOT_READ,
         True,
     ),
     "sglang": Profile(
         "sglang",
         "main at 003b23d7388e, python/sglang/srt/models/dflash.py",
         True,
-        _QWEN3 | {"block_size", "dflash_config", "is_causal", "num_target_layers"},
-        frozenset({"block_size", "causal", "mask_token_id", "swa_window_size", "target_layer_ids", "use_swa"}),
-        frozenset({"input_embedding_scale"}),
+        _KEYS,
+        _OWN,
+        _NOT_READ,
         False,
     ),
 }

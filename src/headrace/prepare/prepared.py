@@ -6,7 +6,7 @@ a batch) and `manifest.json`, whole or absent: the manifest is written last. Nee
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,13 @@ class PreparedSet:
     def _column(self, name: str) -> npt.NDArray[Any]:
         batches = [self._reader.get_batch(i).column(name) for i in range(self._reader.num_record_batches)]
         return np.concatenate([b.to_numpy(zero_copy_only=False) for b in batches]) if batches else np.zeros(0)
+
+
+def drafts_of(prepared: "PreparedSet", rows: Iterable[int]) -> Iterator[Draft]:
+    """Some rows of a prepared set as drafts of another one; without their chats."""
+    for row in rows:
+        s = prepared.sample(row)
+        yield Draft(s.id, s.input_ids, s.loss_mask, s.source, s.heldout)
 
 
 def write_prepared(folder: Path, drafts: Iterable[Draft], manifest: Mapping[str, Any]) -> int:

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from headrace.errors import PrepareError
+from headrace.errors import ConfigError, PrepareError
+from headrace.files import read_json
 from headrace.kinds import DataSource
 from headrace.record import digest
 
@@ -112,12 +113,9 @@ def _state_files(folder: Path) -> list[Path]:
 
 def _json_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as exc:
-        raise PrepareError(f"a JSON object in {path}", str(exc), _CHECK) from exc
-    if not isinstance(value, dict):
-        raise PrepareError(f"a JSON object in {path}", type(value).__name__, _CHECK)
-    return value
+        return read_json(path, _CHECK)
+    except ConfigError as exc:
+        raise PrepareError(*exc.args) from exc
 
 
 def _from_files(source: DataSource) -> Rows:
