@@ -73,7 +73,8 @@ def learning(claims: Claims, args: argparse.Namespace) -> None:
     states.mkdir(exist_ok=True)
     if not (states / "prepared").exists():
         (states / "prepared").symlink_to((args.run / "prepared").resolve())
-    headrace("capture", "examples/demo.yaml", "--set", f"run={states}", "--set", "capture.final_state=true")
+    changes = ["--set", f"run={states}", "--set", "capture.final_state=true", "--set", "capture.codec=raw"]
+    headrace("capture", "examples/demo.yaml", *changes)
     command = [sys.executable, str(TRAINER / "paired.py"), str(states), args.rival_python, str(args.out / "paired")]
     subprocess.run([*command, "--seeds", "1", "--steps", str(args.paired_steps)], check=True)
     arms = json.loads((args.out / "paired" / "summary.json").read_text())["arms"]

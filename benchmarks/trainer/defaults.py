@@ -40,7 +40,7 @@ def train(run: Path, where: Path, changes: dict[str, str], seed: int, args: argp
             (where / name).symlink_to((run / name).resolve())
     settings = {**BASE, **changes, "seed": str(seed), "anchors": str(args.anchors), "max_steps": str(args.steps)}
     flags = [f"train.{flag}" for flag in SHARED] + [f"train.{key}={value}" for key, value in settings.items()]
-    flags += [f"train.eval_every={args.steps}", "train.eval_samples=45", f"order.seed={seed}", "floor=false"]
+    flags += [f"train.eval_every={args.steps}", "train.eval_samples=100", f"order.seed={seed}", "floor=false"]
     flags += [f"drafter.block_size={args.block}", f"drafter.num_layers={args.layers}", f"run={where}"]
     command = [str(Path(sys.executable).with_name("headrace")), "train"]
     subprocess.run([*command, *(part for flag in flags for part in ("--set", flag))], check=True)

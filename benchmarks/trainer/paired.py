@@ -6,8 +6,8 @@ environment with speculators 0.9.0. Out: `results.jsonl`, one line for each arm,
 done again, so a killed comparison goes on.
 
 Arms: `headrace`, with Muon; `headrace-adamw`, with the rival's optimiser and rate; `speculators`; and `headrace-long`,
-Muon for as many steps as fit into the processor seconds of the rival's. Every arm's rate rises and falls over its own
-steps. One thread each, so that processor seconds are what the steps would take on a quiet machine.
+Muon with a sampled vocabulary for as many steps as fit into the processor seconds of the rival's. Every arm's rate rises
+and falls over its own steps. One thread each, so that processor seconds are what the steps would take on a quiet machine.
 
 usage: paired.py RUN_FOLDER RIVAL_PYTHON OUT [--seeds N] [--steps N] [--points N] [--anchors N] [--block N]
 """
@@ -41,7 +41,9 @@ from headrace.train.schedule import learning_rate
 from headrace.train.step import take_step
 
 HERE = Path(__file__).parent
-HELD_OUT = 45
+HELD_OUT = 100
+PACE_STEPS = 12  # by which the long arm's pace is measured
+SAMPLED = 8192  # rows of the head that `headrace-long` looks at
 RATES = {"headrace": 5e-3, "headrace-adamw": 2e-3, "speculators": 2e-3, "headrace-long": 5e-3}
 ARMS = tuple(RATES)
 
@@ -53,6 +55,7 @@ def settings(args: argparse.Namespace, seed: int, arm: str) -> RunFile:
         "epochs=1000", "step_tokens=1024", "micro_tokens=1024", f"anchors={args.anchors}", f"seed={seed}", "threads=1",
         "autocast=false", f"lr={RATES[arm]}", f"optimizer={'muon' if muon else 'adamw'}",
     ]  # fmt: skip
+    flags += [f"sampled_vocabulary={SAMPLED}"] if arm == "headrace-long" else []
     own = [f"train.{flag}" for flag in flags] + [f"order.seed={seed}", f"drafter.block_size={args.block}"]
     return load_run_file(None, [*own, f"drafter.num_layers={args.layers}"]).run
 
@@ -182,9 +185,9 @@ def main() -> None:
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         for arm in args.arms:
             made = read_lines(args.out)
-            num_steps = args.steps if arm != "headrace-long" else equal_time(made, seed, args.steps)
-            if not any(x["arm"] == arm and x["seed"] == seed and x["step"] == x["of"] == num_steps for x in made):
-                run_arm(args, seed, arm, num_steps)
+            own = [x for x in made if x["arm"] == arm and x["seed"] == seed and x["step"] == x["of"]]
+            if not any(arm == "headrace-long" or x["of"] == args.steps for x in own):
+                run_arm(args, seed, arm, args.steps if arm != "headrace-long" else equal_time(args, made, seed))
     made = read_lines(args.out)
     summary = {"steps": args.steps, "anchors": args.anchors, "block": args.block, "layers": args.layers}
     summary["arms"] = summarise(made)
@@ -199,10 +202,19 @@ def read_lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
 
 
-def equal_time(made: list[dict[str, Any]], seed: int, num_steps: int) -> int:
-    """Steps of ours in the processor seconds that the rival took for `num_steps`, by this seed's two arms."""
-    seconds = {arm: ends(made, arm)[seed]["cpu_s"] for arm in ("headrace", "speculators")}
-    return max(num_steps, int(num_steps * seconds["speculators"] / seconds["headrace"]))
+def equal_time(args: argparse.Namespace, made: list[dict[str, Any]], seed: int) -> int:
+    """Steps of the long arm in the processor seconds that the rival took, by the pace of its first few."""
+    parts = assemble(settings(args, seed, "headrace-long"), RunFolder(args.run), True)
+    drafter = parts.new_drafter(seed)
+    optimizer = build_optimizer(drafter, parts.train)
+    each = []
+    with numerics(1):
+        for step in packs(parts, PACE_STEPS):
+            began = time.process_time()
+            take_step(drafter, optimizer, parts.head, step, parts.train)
+            each.append(time.process_time() - began)
+    parts.close()
+    return max(args.steps, int(ends(made, "speculators")[seed]["cpu_s"] / float(np.median(each))))
 
 
 if __name__ == "__main__":
