@@ -6,8 +6,9 @@ environment with speculators 0.9.0. Out: `results.jsonl`, one line for each arm,
 done again, so a killed comparison goes on.
 
 Arms: `headrace`, with Muon; `headrace-adamw`, with the rival's optimiser and rate; `speculators`; and `headrace-long`,
-Muon with a sampled vocabulary for as many steps as fit into the processor seconds of the rival's. Every arm's rate rises
-and falls over its own steps. One thread each, so that processor seconds are what the steps would take on a quiet machine.
+Muon with a sampled vocabulary for as many steps as fit into the processor seconds of the rival's. Every arm's rate
+rises and falls over its own steps. One thread each, so that processor seconds are what the steps would take on a quiet
+machine.
 
 usage: paired.py RUN_FOLDER RIVAL_PYTHON OUT [--seeds N] [--steps N] [--points N] [--anchors N] [--block N]
 """
@@ -214,7 +215,8 @@ def equal_time(args: argparse.Namespace, made: list[dict[str, Any]], seed: int) 
             take_step(drafter, optimizer, parts.head, step, parts.train)
             each.append(time.process_time() - began)
     parts.close()
-    return max(args.steps, int(ends(made, "speculators")[seed]["cpu_s"] / float(np.median(each))))
+    seconds = float(ends(made, "speculators")[seed]["cpu_s"])
+    return max(args.steps, int(seconds / float(np.median(each))))
 
 
 if __name__ == "__main__":
