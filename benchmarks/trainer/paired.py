@@ -216,7 +216,7 @@ def equal_time(args: argparse.Namespace, made: list[dict[str, Any]], seed: int) 
             each.append(time.process_time() - began)
     parts.close()
     seconds = float(ends(made, "speculators")[seed]["cpu_s"])
-    return max(args.steps, int(seconds / float(np.median(each))))
+    return max(int(args.steps), int(seconds / float(np.median(each))))
 
 
 if __name__ == "__main__":
