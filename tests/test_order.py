@@ -11,10 +11,15 @@ from headrace.order import (
     capture_groups,
     epoch_order,
     global_steps,
+    group_of_rows,
+    id_fraction,
+    is_kept,
     micro_batches,
+    share_within,
     split_over_ranks,
     windows,
 )
+from headrace.record import digest
 
 LENGTHS = st.lists(st.integers(0, 300), max_size=120).map(lambda v: np.array(v, np.int64))
 WINDOW = st.integers(1, 50)
@@ -165,3 +170,28 @@ def test_micro_batches_keep_order_and_budget(lengths, budget: int) -> None:
 def test_sizes_below_one_are_refused(cut) -> None:
     with pytest.raises(ConfigError):
         cut()
+
+
+def test_the_kept_subset_is_fixed_by_content_and_grows_with_the_share() -> None:
+    ids = [digest(n.to_bytes(4, "little")) for n in range(4000)]
+    kept = {share: {own for own in ids if is_kept(own, share)} for share in (0.0, 0.25, 0.5, 1.0)}
+    assert kept[0.0] < kept[0.25] < kept[0.5] < kept[1.0] == set(ids)
+    assert kept[0.0] == set()
+    assert abs(len(kept[0.25]) - 1000) < 150
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(0, 1000))
+def test_a_share_within_bytes_is_the_largest_that_fits(sizes: list[int], max_bytes: int) -> None:
+    ids = [digest(n.to_bytes(4, "little")) for n in range(len(sizes))]
+    share = share_within(ids, sizes, max_bytes)
+    held = sum(size for own, size in zip(ids, sizes, strict=True) if is_kept(own, share))
+    left = [(id_fraction(own), size) for own, size in zip(ids, sizes, strict=True) if not is_kept(own, share)]
+    assert held <= max_bytes
+    assert not left or held + min(left)[1] > max_bytes
+
+
+@given(lengths=LENGTHS, window=WINDOW, budget=BUDGET)
+def test_every_row_is_found_in_its_group(lengths, window: int, budget: int) -> None:
+    groups = capture_groups(lengths, window, budget)
+    group_of = group_of_rows(groups, len(lengths))
+    assert all(row in groups[group_of[row]].rows for row in range(len(lengths)))

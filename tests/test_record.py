@@ -1,3 +1,4 @@
+import dataclasses
 from itertools import pairwise
 
 import numpy as np
@@ -15,10 +16,12 @@ from headrace.record import (
     digest,
     make_record,
     sample_id,
+    sealed_message,
     segment_from_message,
     segment_spans,
     segment_to_message,
 )
+from headrace.testing.states import fake_record
 
 TOKENS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans()), max_size=40)
 
@@ -162,3 +165,13 @@ def test_a_digest_runs_over_its_parts_in_order() -> None:
 def test_a_sample_counts_its_tokens() -> None:
     s = sample([(1, False), (2, True), (3, True)])
     assert (s.num_tokens, s.num_trained) == (3, 2)
+
+
+def test_a_segment_that_was_read_is_passed_on_as_its_bytes_and_a_changed_one_is_not() -> None:
+    message = bytes(segment_to_message(fake_record(3, 1).segments[0]))
+    read = segment_from_message(message, digest(message))
+    assert sealed_message(read) == (message, digest(message))
+    changed = dataclasses.replace(read, generation=2)
+    again, seal = sealed_message(changed)
+    assert segment_from_message(again, seal).generation == 2
+    assert bytes(again) != message

@@ -18,15 +18,18 @@ NAMED = [path for path in MODULES if path.name != "__init__.py"]
 
 # Imports point up this list, never down.
 ROOMS = [
-    "errors", "taps", "record", "source", "kinds", "config", "order", "files", "progress", "codec", "plan", "prepare",
-    "target", "store", "capture", "drafter", "train", "evaluate", "calibrate", "raw_slice", "trial", "transcode",
-    "export", "interchange", "plugins", "report", "doctor", "testing", "cli",
+    "errors", "taps", "record", "token_rule", "source", "kinds", "yaml_text", "config", "order", "files", "progress",
+    "codec", "plan", "prepare", "target", "store", "capture", "stream", "drafter", "train", "evaluate", "calibrate",
+    "raw_slice", "trial", "transcode", "export", "interchange", "plugins", "report", "doctor", "testing", "cli",
 ]  # fmt: skip
 
 TORCH_FREE = [
-    "errors", "taps", "record", "source", "kinds", "config", "order", "files", "progress", "codec.spec", "plan",
+    "errors", "taps", "record", "token_rule", "source", "kinds", "yaml_text", "config", "order", "files", "progress",
+    "codec.spec", "plan",
     *sorted(f"store.{path.stem}" for path in (SRC / "store").glob("*.py") if path.name != "__init__.py"),
+    *sorted(f"stream.{path.stem}" for path in (SRC / "stream").glob("*.py") if path.name != "__init__.py"),
     "cli.main", "testing.states", "interchange.slots", "interchange.arrow_folder", "doctor.examine",
+    "target.channel", "target.engine_file", "target.vllm_command", "target.vllm_process",
 ]  # fmt: skip
 
 # `from headrace import __version__` and the like: the package itself is above every room.

@@ -1,4 +1,4 @@
-"""`make prove-store`: crashes, power loss, bit flips, a million records, speed, a disk that stalls.
+"""`make prove-store`: crashes, power loss, bit flips, a million records, speed, a stalled disk, their trainer.
 
 In: a folder for stores that are removed again, the python of an environment with speculators 0.9.0, and `small` or
 `full`. Out: claims. Each check is a script of benchmarks/store in a process of its own, which prints its rows as JSON.
@@ -22,6 +22,7 @@ CHECKS = {
         "scale": ("50000", "500"),
         "stall": ("600", "2"),
         "throughput": ("0.1",),
+        "plugin": (),
     },
     "full": {
         "crash": ("40",),
@@ -30,6 +31,7 @@ CHECKS = {
         "scale": ("913786", "10000"),
         "stall": ("2000", "10"),
         "throughput": ("2",),
+        "plugin": (),
     },
 }
 
@@ -40,7 +42,7 @@ def main(folder: Path, rival: str, size: str) -> None:
     claims = Claims(f"the store, {size}")
     for name, arguments in CHECKS[size].items():
         command = [sys.executable, str(SCRIPTS / f"{name}.py"), str(folder), *arguments]
-        if name == "throughput":
+        if name in ("throughput", "plugin"):
             command.append(rival)
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:

@@ -90,7 +90,7 @@ def build(root: Path, num_records: int, num_shards: int) -> None:
             with open(root / "shards" / shard_name(1, number), "wb") as shard:
                 shard.write(b"".join((schema, content.tobytes(), END_OF_STREAM, index.tobytes())))
                 shard.write(tail + _check(tail) + MAGIC)
-            listed.write(journal._block(index, 1, number, len(index)))
+            listed.write(journal.block(index, 1, number, len(index)))
 
 
 def timed(code: str, root: Path, seed: int) -> tuple[float, list[str]]:

@@ -28,11 +28,12 @@ from curves import draw, ends, summarise
 from safetensors.torch import load_file, save_file
 
 from headrace.config import RunFile, RunFolder, load_run_file
-from headrace.drafter.anchors import anchor_rng, eligible_anchors
+from headrace.drafter.anchors import anchor_rng
 from headrace.drafter.model import Drafter
 from headrace.files import append_json_line, write_json
 from headrace.taps import parse_tap, to_zlab
 from headrace.target.transformers_target import target_folder
+from headrace.token_rule import eligible_anchors
 from headrace.train.assemble import Parts, assemble
 from headrace.train.batches import Step, TrainSample, training_steps
 from headrace.train.heldout import HeldOut
@@ -102,13 +103,18 @@ def write_packs(parts: Parts, steps: list[Step], points: list[int], weights: Dra
             "ids": torch.from_numpy(np.concatenate([s.sample.input_ids for s in samples]).astype(np.int64)),
             "mask": torch.from_numpy(np.concatenate([s.sample.loss_mask for s in samples])),
             "lengths": torch.tensor([s.sample.num_tokens for s in samples]),
-            "features": torch.cat([s.features_TF for s in samples]),
-            "last": torch.cat([s.final_TH for s in samples]),
+            "features": torch.cat([padded(s.features_TF, s.sample.num_tokens) for s in samples]),
+            "last": torch.cat([padded(s.final_TH, s.sample.num_tokens) for s in samples]),
             "anchors": torch.from_numpy(
                 np.concatenate([s.anchors_A + at for s, at in zip(samples, starts, strict=True)])
             ),
         }
         save_file(tensors, out / f"step_{number:05d}.safetensors")
+
+
+def padded(states: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Rows for every token: what no block reads is zero."""
+    return torch.nn.functional.pad(states, (0, 0, 0, num_tokens - len(states)))
 
 
 def ours(parts: Parts, steps: list[Step], points: list[int], heldout: HeldOut) -> list[dict[str, Any]]:

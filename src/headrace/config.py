@@ -6,7 +6,6 @@ section, never the whole tree. Secrets come from environment variables and are n
 """
 
 import json
-import math
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     Field,
@@ -24,9 +22,22 @@ from pydantic import (
 )
 
 from headrace.errors import ConfigError
-from headrace.kinds import Beta, DataSource, Float, Int, Strict, greedy_or_warm, known_roles, plain
+from headrace.kinds import (
+    Beta,
+    DataSource,
+    EngineConfig,
+    Float,
+    Int,
+    MiB,
+    ServeConfig,
+    StreamConfig,
+    Strict,
+    greedy_or_warm,
+    known_roles,
+    plain,
+)
+from headrace.yaml_text import flow, read_yaml
 
-MiB = 1024 * 1024
 RESOLVED = "run.resolved.yaml"  # beside every stage's output
 MAX_SEED = 2**31 - 1  # what every generator takes
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
@@ -43,6 +54,9 @@ class TargetConfig(Strict):
     taps: list[str] | None = Field(None, description="tap names; none means the default rule with num_taps")
     num_taps: Int = Field(5, ge=1, description="how many taps the default rule places")
     chat_template: str | None = Field(None, description="path of a Jinja template that replaces the tokenizer's")
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers", description="what captures: this process, or the servers that headrace engine starts"
+    )
 
     @field_validator("device")
     @classmethod
@@ -91,6 +105,10 @@ class RegenerateConfig(Strict):
     batch_size: Int = Field(32, ge=1, description="prompts answered together")
     drop_cut: bool = Field(False, description="leave out answers that met the limit")
     seed: Int = Field(0, ge=0, le=MAX_SEED, description="seed of sampled answers")
+    with_states: bool = Field(
+        False,
+        description="engines give states with the answers, in one pass; with target.engine vllm, capture.tokens needed",
+    )
 
 
 class OrderConfig(Strict):
@@ -114,12 +132,30 @@ class CaptureConfig(Strict):
         None, description="dtype of stored states; none means target.dtype, or bfloat16 where that is auto"
     )
     final_state: bool = Field(False, description="store the target's last state too, for train.objective kl or tv")
+    tokens: Literal["all", "needed"] = Field(
+        "all",
+        description="tokens that have states; needed leaves out what no drafter reads (exact), beyond the last anchor",
+    )
+    window: Int | None = Field(
+        None, ge=1, description="with tokens needed: no layer of the drafter sees so many tokens back or more"
+    )
     tolerate_failures: Float = Field(0.01, ge=0, le=1, description="stop when more than this share of samples fails")
+    ray_resources: dict[str, Float] = Field(
+        default_factory=dict,
+        description="of a Ray cluster, what one target of headrace capture --ray takes: CPU, GPU, memory, or your own "
+        "names; none: one CPU",
+    )
+    ray_accelerator: str | None = Field(None, description="Ray's name of the accelerator it needs, as in H100")
+    ray_targets: Int = Field(1, ge=1, description="targets of headrace capture --ray at once")
+    probe_over: Int = Field(
+        100_000, ge=0, description="prove the states right first (headrace probe) where more tokens are to be captured"
+    )
 
 
 class StoreConfig(Strict):
-    """When shards are sealed, and what states may take."""
+    """Where states lie, when shards are sealed, and what they may take."""
 
+    at: str | None = Field(None, description="address of objects, as in s3://BUCKET/PREFIX; none means RUN/states")
     shard_bytes: Int = Field(256 * MiB, gt=0, description="size at which a shard is sealed")
     shard_seconds: Float = Field(60.0, gt=0, description="age at which a shard is sealed")
     max_bytes: Int | None = Field(None, gt=0, description="bytes that states may take; none means what the disk holds")
@@ -146,6 +182,9 @@ class DrafterConfig(Strict):
     )
     sliding_window: Int | None = Field(
         None, ge=1, description="a slot of a sliding layer sees what lies less than so many tokens away"
+    )
+    draft_vocabulary: Int | None = Field(
+        None, ge=2, description="ids that may be drafted: the most frequent of the trained tokens; none: all"
     )
     features: bool = Field(True, description="false trains the floor: a drafter that sees no target state")
 
@@ -219,13 +258,19 @@ class RunFile(Strict):
     """One run, from chats to report."""
 
     run: str = Field("runs/demo", description="folder of everything the run writes")
+    source: str | None = Field(
+        None, description="where training reads states: grpc+tls://host:port, or several; none means the run's folder"
+    )
     floor: bool = Field(True, description="train the no-features drafter too, as the floor of the report")
     target: TargetConfig = Field(default_factory=TargetConfig)
     prepare: PrepareConfig = Field(default_factory=PrepareConfig)
     regenerate: RegenerateConfig = Field(default_factory=RegenerateConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
     order: OrderConfig = Field(default_factory=OrderConfig)
     capture: CaptureConfig = Field(default_factory=CaptureConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
+    serve: ServeConfig = Field(default_factory=ServeConfig)
+    stream: StreamConfig = Field(default_factory=StreamConfig)
     drafter: DrafterConfig = Field(default_factory=DrafterConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
@@ -243,6 +288,15 @@ class RunFile(Strict):
             raise ValueError(
                 f"train.sampled_vocabulary needs train.objective ce, found {self.train.objective}: "
                 "a distance between distributions looks at every token"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_pass_needs_engines(self) -> "RunFile":
+        if self.regenerate.with_states and (self.target.engine != "vllm" or self.capture.tokens != "needed"):
+            raise ValueError(
+                "regenerate.with_states needs target.engine vllm and capture.tokens needed (no engine gives the state "
+                f"of an answer's last token), found {self.target.engine} and {self.capture.tokens}"
             )
         return self
 
@@ -273,7 +327,7 @@ class Resolved:
                 lines.append(f"{head}:")
                 section = head
             indent = "  " if head else ""
-            lines.append(f"{indent}{key or path}: {_flow(value)}  # {self.origins[path]}")
+            lines.append(f"{indent}{key or path}: {flow(value)}  # {self.origins[path]}")
         return "\n".join(lines) + "\n"
 
     def save(self, folder: Path) -> Path:
@@ -326,51 +380,10 @@ def _read_tree(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError("a readable run file", f"{path}: {exc}", "check the path") from exc
-    loaded = _read_yaml(text, "YAML, each key once", f"{path}: ", "mend the line it names")
+    loaded = read_yaml(text, "YAML, each key once", f"{path}: ", "mend the line it names")
     if loaded is not None and not isinstance(loaded, dict):
         raise ConfigError("sections and settings", f"{path} holds a {type(loaded).__name__}", "see docs/run-file.md")
     return loaded or {}
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a key stands once: of two, PyYAML would drop the first without a word."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """A mapping as it is written, before merge keys add others."""
-        node = super().compose_mapping_node(anchor)
-        lines: dict[tuple[str, str], int] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            name = (key.tag, key.value)
-            if name in lines:
-                again = f"the key {key.value!r} again, first on line {lines[name]}"
-                raise yaml.MarkedYAMLError(problem=again, problem_mark=key.start_mark)
-            lines[name] = key.start_mark.line + 1
-        return node
-
-
-def _read_yaml(text: str, expected: str, place: str, hint: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)
-    # PyYAML lets through what the constructors of dates and tagged numbers raise.
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as exc:
-        raise ConfigError(expected, f"{place}{exc}", hint) from exc
-    except RecursionError as exc:
-        raise ConfigError(expected, f"{place}too many levels, one inside the other", hint) from exc
-
-
-def _flow(value: Any) -> str:
-    """One line of YAML that reads back as the same value; JSON's floats and some of its texts would not."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_flow(key)}: {_flow(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    if isinstance(value, str | float):
-        style = '"' if isinstance(value, str) else None
-        written: str = yaml.safe_dump(value, default_style=style, width=math.inf, allow_unicode=True)
-        return written.partition("\n")[0]  # behind it may stand a line that ends the document
-    return json.dumps(value)
 
 
 def _check_text(run: RunFile) -> None:
@@ -407,7 +420,7 @@ def _number_or_yaml(text: str) -> Any:
         return float(text)
     except ValueError:
         pass
-    return _read_yaml(text, "a YAML value", f"{text!r}: ", "quote it for your shell")
+    return read_yaml(text, "a YAML value", f"{text!r}: ", "quote it for your shell")
 
 
 def _explain(error: ValidationError) -> str:

@@ -81,3 +81,9 @@ class ExportError(HeadraceError):
     """A drafter cannot be written in, or read from, another program's layout."""
 
     exit_code = 12
+
+
+class StreamError(HeadraceError):
+    """A server cannot be reached, refuses, or cannot serve as it was asked to."""
+
+    exit_code = 13

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+MiB = 1024 * 1024
 LOWEST_TEMPERATURE = 0.01  # as in vLLM: lower ones end in overflow
 _MOST_LEVELS = 32  # of a free-form setting
 
@@ -54,6 +55,22 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class EngineConfig(Strict):
+    """Servers that run the target, where target.engine is vllm."""
+
+    folders: list[str] = Field(
+        default_factory=list, description="folders of engine.json; empty: all under engines/ of the run's folder"
+    )
+    in_flight: Int = Field(16, ge=1, description="requests that one server works on at a time")
+    timeout_s: Float = Field(600.0, gt=0, description="seconds that one request may take")
+    retries: Int = Field(5, ge=0, description="further tries of a sample whose request failed for a passing cause")
+    set_aside_s: Float = Field(30.0, gt=0, description="how long a server that keeps failing is left alone")
+    queue_bytes: Int = Field(256 * 1024 * 1024, gt=0, description="encoded states that wait in one server")
+    port: Int = Field(8100, ge=1, le=65535, description="where headrace engine serves, on loopback")
+    flags: list[str] = Field(default_factory=list, description="further arguments of vllm serve")
+    python: str | None = Field(None, description="the python of vLLM's environment; none: the one that runs headrace")
+
+
 FUNCTION_CALL = "function_call"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # A turn that is nothing but a call to a tool has a role of its own in from/value data.
@@ -84,3 +101,39 @@ class DataSource(Strict):
     def of(cls, given: "str | DataSource") -> "DataSource":
         """A path stands for the source with nothing else said."""
         return cls(path=given) if isinstance(given, str) else given
+
+
+class ServeConfig(Strict):
+    """The side that captures: `headrace serve`."""
+
+    address: str = Field("127.0.0.1:8815", description="host:port to listen at; beyond loopback TLS is needed")
+    token_file: str | None = Field(None, description="file with the readers' token; none means serve/token of the run")
+    certificate: str | None = Field(None, description="PEM file; none means serve/cert.pem of the run, if it is there")
+    key: str | None = Field(None, description="PEM file of its key; none means serve/key.pem of the run")
+    client_ca: str | None = Field(None, description="PEM file; readers must show a certificate it signed (mutual TLS)")
+    window_bytes: Int = Field(256 * MiB, ge=16 * MiB, description="bytes of answers on their way to readers")
+    max_calls: Int = Field(256, ge=4, description="calls at once; more are told to come again")
+    stall_s: Float = Field(20.0, gt=0, description="a reader that takes nothing for so long is cut off; it asks again")
+    metrics_port: Int | None = Field(None, ge=0, le=65535, description="Prometheus text at this port of loopback")
+    keep_share: Float | None = Field(
+        None, ge=0, le=1, description="share of samples kept on disk; none means what store.max_bytes holds, or all"
+    )
+    ring_bytes: Int = Field(256 * MiB, gt=0, description="captured records held in memory for readers")
+    workers: Int = Field(1, ge=1, description="processes that each run the target")
+    ahead: Int = Field(
+        256, ge=0, description="positions captured ahead of what readers ask for; 0 where servers share the samples"
+    )
+    capture_timeout_s: Float = Field(600.0, gt=0, description="a capture group that takes longer is captured anew")
+
+
+class StreamConfig(Strict):
+    """The side that trains, where `source` names servers."""
+
+    token_file: str | None = Field(None, description="file with the token that the server wants")
+    certificate: str | None = Field(None, description="PEM file to trust: the server's, or its authority's")
+    client_certificate: str | None = Field(None, description="PEM file to show, where the server asks for one")
+    client_key: str | None = Field(None, description="PEM file of its key")
+    read_ahead_bytes: Int = Field(256 * MiB, gt=0, description="bytes of records held ahead of the step")
+    request_bytes: Int = Field(8 * MiB, gt=0, description="bytes of one request; small records come together")
+    silence_s: Float = Field(30.0, gt=0, description="a request that hears nothing for so long is made again")
+    give_up_s: Float = Field(600.0, gt=0, description="stop when a server gives nothing for so long")

@@ -6,7 +6,7 @@ No clock, no I/O, no global random state, so every reader of a run computes the 
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,3 +122,31 @@ def micro_batches(positions: Sequence[int], order: Ints, lengths: Ints, budget_t
         batches[-1].append(position)
         filled += tokens
     return batches
+
+
+def id_fraction(sample_id: bytes) -> float:
+    """Where a sample lies in [0, 1) by the first 8 bytes of its id, which is a hash of its content."""
+    return int.from_bytes(sample_id[:8], "big") / 2**64
+
+
+def is_kept(sample_id: bytes, share: float) -> bool:
+    """Whether a sample is of the kept subset: fixed by its content, the same in every epoch and on every server."""
+    return id_fraction(sample_id) < share
+
+
+def share_within(sample_ids: Iterable[bytes], sizes: Iterable[float], max_bytes: float) -> float:
+    """The largest share whose kept subset takes at most `max_bytes`; `sizes` are bytes of each sample, same order."""
+    filled = 0.0
+    for fraction, size in sorted((id_fraction(own), size) for own, size in zip(sample_ids, sizes, strict=True)):
+        filled += size
+        if filled > max_bytes:
+            return fraction
+    return 1.0
+
+
+def group_of_rows(groups: Sequence[CaptureGroup], num_rows: int) -> Ints:
+    """int64 [N]: for each row, which of `groups` captures it."""
+    found = np.full(num_rows, -1, dtype=np.int64)
+    for k, group in enumerate(groups):
+        found[list(group.rows)] = k
+    return found

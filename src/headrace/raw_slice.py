@@ -46,7 +46,8 @@ def capture_slice(cfg: RunFile, folder: RunFolder, target: Target, max_tokens: i
     fingerprint = f"{prepared.fingerprint} rows {len(rows)}"
     if not (part.prepared / "manifest.json").is_file():
         write_prepared(part.prepared, drafts_of(prepared, rows), {"fingerprint": fingerprint})
-    capture(with_setting(cfg, "raw"), part, target, progress)
+    here = cfg.model_copy(update={"store": cfg.store.model_copy(update={"at": None})})  # an address holds one store
+    capture(with_setting(here, "raw"), part, target, progress, lent=folder)
     return part
 
 

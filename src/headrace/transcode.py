@@ -57,8 +57,9 @@ def transcode(cfg: RunFile, source: RunFolder, to: RunFolder, codec: str, progre
             sample = prepared.sample(row)
             record = reader.read(row, sample.id)
             states_TLH = record_states(record, old_codec)
-            spans = segment_spans(sample.num_tokens, spec.bytes_per_token())
-            payloads = [new_codec.encode(states_TLH[start:end]) for start, end in spans]
+            first = record.segments[0].token_start
+            spans = segment_spans(record.num_tokens, spec.bytes_per_token(), first)
+            payloads = [new_codec.encode(states_TLH[start - first : end - first]) for start, end in spans]
             writer.add(make_record(sample, spans, payloads, writer.generation))
             progress.advance(number)
         for row, failure in reader.failures.items():

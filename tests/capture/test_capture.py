@@ -257,7 +257,7 @@ def test_progress_counts_what_the_store_holds(cfg: RunFile, folder: RunFolder, t
 def test_states_are_stored_in_bfloat16_whatever_a_target_of_any_dtype_runs_in(
     cfg: RunFile, folder: RunFolder, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.target.transformers_target.fast_bfloat16", lambda device: False)
+    monkeypatch.setattr("headrace.target.device.fast_bfloat16", lambda device: False)
     auto = cfg.model_copy(update={"target": cfg.target.model_copy(update={"dtype": "auto"})})
     exact = load_target(auto.target)
     assert exact.spec.dtype == "float32"

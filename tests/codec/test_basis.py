@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from headrace.codec.basis import load_basis
 from headrace.codec.registry import open_codec
@@ -26,3 +27,12 @@ def test_a_basis_is_kept_by_its_digest(tmp_path: Path) -> None:
     (tmp_path / "basis.safetensors").unlink()
     with pytest.raises(CodecError, match="copy it from where"):
         open_codec(spec, tmp_path)
+
+
+def test_a_basis_goes_to_another_device_as_a_whole() -> None:
+    codec = latent()
+    assert codec.basis is not None
+    moved = codec.basis.to(torch.device("meta"))
+    assert moved.projection_RW is not None
+    assert {t.device.type for t in (moved.projection_RW, moved.inverse_rms_L, moved.offset_F)} == {"meta"}
+    assert moved.told == codec.basis.told

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.drafter.anchors import anchor_rng, draw_anchors, eligible_anchors, supervise
+from headrace.drafter.anchors import anchor_rng, draw_anchors, supervise
+from headrace.token_rule import eligible_anchors
 
 MASKS = st.lists(st.integers(0, 1), min_size=1, max_size=60).map(lambda bits: np.array(bits, dtype=np.uint8))
 

@@ -25,7 +25,7 @@ def test_a_shape_comes_back_as_it_was_written() -> None:
     ("changes", "named"),
     [
         ({"speculators_model_type": "eagle3"}, "eagle3"),
-        ({"draft_vocab_size": 8}, "reduced vocabulary"),
+        ({"draft_vocab_size": 999}, "draft_vocab_size"),
         ({"sample_from_anchor": True}, "sample_from_anchor"),
         ({"target_hidden_size": 7}, "target_hidden_size"),
         ({"aux_hidden_state_layer_ids": [1, 99]}, "aux_hidden_state_layer_ids"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headrace.config import TargetConfig
-from headrace.drafter.anchors import eligible_anchors, supervise
+from headrace.drafter.anchors import supervise
 from headrace.drafter.loss import Weighting, block_loss
 from headrace.drafter.model import Drafter
 from headrace.drafter.shape import DrafterShape
@@ -18,6 +18,7 @@ from headrace.taps import Tap
 from headrace.target.head import FrozenHead, load_head
 from headrace.target.transformers_target import TransformersTarget, load_target
 from headrace.testing.tiny_target import HIDDEN_SIZE, NUM_BLOCKS, VOCAB_SIZE, save_tiny_target
+from headrace.token_rule import eligible_anchors
 
 TAPS = (Tap("after_block", 1), Tap("after_block", 3))
 BLOCK = 5
@@ -53,11 +54,13 @@ def shape() -> DrafterShape:
     )  # fmt: skip
 
 
-def taught(target: TransformersTarget, head: FrozenHead, num_steps: int) -> Drafter:
+def taught(
+    target: TransformersTarget, head: FrozenHead, num_steps: int, of: DrafterShape | None = None, lr: float = 3e-3
+) -> Drafter:
     """A drafter trained for a moment on the target's own answers; its feature scale is not 1."""
-    drafter = Drafter(shape(), seed=0)
+    drafter = Drafter(of or shape(), seed=0)
     drafter.feature_scale.copy_(torch.linspace(0.05, 0.2, len(drafter.feature_scale)))
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=lr)
     answers = [plain(target, ids) for ids in prompts(24, seed=1)]
     answers = [a for a in answers if len(a.ids) > 2]
     ids = [np.array([*a.prompt_ids, *a.ids], dtype=np.int32) for a in answers]
@@ -66,7 +69,7 @@ def taught(target: TransformersTarget, head: FrozenHead, num_steps: int) -> Draf
     lined_up = [supervise(i, m, a, BLOCK) for i, m, a in zip(ids, masks, anchors, strict=True)]
     wanted = torch.from_numpy(np.concatenate([s.target_ids for s in lined_up]))
     supervised = torch.from_numpy(np.concatenate([s.supervised for s in lined_up]))
-    features = [torch.cat((a.states_TLH.flatten(1), torch.zeros(1, len(TAPS) * HIDDEN_SIZE))) for a in answers]
+    features = [torch.cat((a.states_TLH.flatten(1), torch.zeros(1, drafter.shape.num_features))) for a in answers]
     places, words = [torch.from_numpy(a) for a in anchors], [torch.from_numpy(i.astype(np.int64)) for i in ids]
     for _ in range(num_steps):
         hidden = drafter(features, places, words, head)

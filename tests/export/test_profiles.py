@@ -45,7 +45,16 @@ def test_windows_run_in_vllm_with_its_second_runner_and_causally_in_sglang() -> 
     assert "causally" in problems(config(MIXED), PROFILES["sglang"])[0]
 
 
+def test_a_reduced_vocabulary_is_for_vllm_alone() -> None:
+    small = config(replace(shape(), draft_vocab_size=20, draft_vocab_hash="ab"))
+    assert (small["draft_vocab_size"], small["draft_vocab_hash"]) == (20, "ab")
+    assert problems(small, PROFILES["vllm"]) == []
+    assert "whole head" in problems(small, PROFILES["sglang"])[0]
+    assert not [key for key in config() if key.startswith("draft_vocab")]
+
+
 def test_a_static_profile_says_so_and_an_unknown_one_is_refused() -> None:
     assert "static" in PROFILES["sglang"].title
+    assert "static" not in PROFILES["vllm"].title
     with pytest.raises(ExportError, match="vllm, sglang"):
         profile("llama.cpp")

@@ -1,11 +1,15 @@
 """Runs whose states are encoded: what is trained in a codec's coordinates is served from raw taps, with the same τ."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from headrace.cli.main import app
 from headrace.codec.basis import Basis
 from headrace.codec.registry import save_codec
 from headrace.codec.spec import CodecSpec, split_groups
@@ -73,3 +77,20 @@ def test_a_run_with_a_codec_is_served_from_raw_taps(prepared: Path, codec: str) 
         assert (folder / "train" / "basis.safetensors").exists()
     again = json.loads(call("run", str(file), "--json"))
     assert again["tau"] == results["tau"]
+
+
+def test_a_warm_start_says_how_much_of_its_fc_the_directions_lose(prepared: Path) -> None:
+    call("run", str(run_file(prepared, "lossless")))
+    start, projection = prepared / "run-lossless" / "drafter", load_file(prepared / "codec" / "basis.safetensors")
+    words = ["--set", f"run={prepared}/warm", "--set", f"drafter.init_from={start}"]
+    result = CliRunner().invoke(app, ["run", str(run_file(prepared, "latent")), *words])
+    assert result.exit_code == 0, result.stderr
+    told = re.search(r"directions hold ([\d.]+)% and lose ([\d.]+)%", " ".join(result.stderr.split()))
+    assert told is not None
+    fc, rows = load_stock(start).fc.weight.detach(), projection["projection"].float()
+    held = float((fc @ rows.T @ rows).square().sum() / fc.square().sum())
+    assert float(told[1]) == pytest.approx(100 * held, abs=0.02)
+    assert float(told[2]) == pytest.approx(100 * (1 - held), abs=0.02)
+    assert 0.2 < held < 0.8
+    again = CliRunner().invoke(app, ["train", str(run_file(prepared, "latent")), *words])
+    assert "directions hold" not in again.stderr

@@ -1,5 +1,6 @@
 """A peer's samples on their way in: checked, resumed, taken once."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,21 @@ def test_a_target_of_another_width_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="width 16"):
         take_in(Made(), said(other), RunFolder(tmp_path / "to"), Silent())
     assert not (tmp_path / "to").exists()
+
+
+def test_a_multimodal_folder_gives_the_depth_width_and_quantisation_of_its_text_part(tmp_path: Path) -> None:
+    nested = save_tiny_target(tmp_path / "nested", "qwen3_5")
+    config = json.loads((nested / "config.json").read_text())
+    assert "num_hidden_layers" not in config
+    quantised = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    (nested / "config.json").write_text(json.dumps({**config, "quantization_config": quantised}))
+    to = RunFolder(tmp_path / "to")
+    found = take_in(Made(), said(nested, taps="vllm:1,5"), to, Silent())
+    assert found["taps"] == ["after_block:0", "final:pre_norm"]  # the fifth block is the last
+    target = StoreReader(to.states).manifest.target
+    assert (target["num_blocks"], target["hidden_size"], target["vocab_size"]) == (5, 32, 64)
+    assert target["architecture"] == "Qwen3_5ForConditionalGeneration"
+    assert json.loads(target["quantisation"]) == quantised
 
 
 def test_no_sample_is_an_error(tiny: Path, tmp_path: Path) -> None:

@@ -50,26 +50,31 @@ def figures(path: Path) -> list[dict[str, Any]]:
     return [{key: line[key] for key in ("train", "val", "epoch", "global_step") if key in line} for line in lines]
 
 
+def both_epochs(tiny: Path, run: RunFolder, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
+    """Figures of an epoch from its own files and of one from our store, and whether the weights are the same bytes."""
+    told = export_run("speculators", run, folder / "data", Silent())
+    files, store, ratio = folder / "files", folder / "store", told["train_data_ratio"]
+    common = ["--num-workers", "0", "--on-missing", "raise", "--target-layer-ids", "1", "3"]
+    own = flags(tiny, folder / "data", files, ratio)
+    theirs(TRAINER, str(folder / "files.jsonl"), "speculators", "train", *own, *common)
+    shutil.rmtree(folder / "data" / "hidden_states")  # nothing but the store can have them now
+    ours = flags(tiny, folder / "data", store, ratio)
+    command = ["headrace", "speculators", "train", "--states", str(run.states), *ours, "--num-workers", "0"]
+    theirs(TRAINER, str(folder / "store.jsonl"), *command)
+    weights = [(out / "0" / "model.safetensors").read_bytes() for out in (files, store)]
+    return figures(folder / "files.jsonl"), figures(folder / "store.jsonl"), weights[0] == weights[1]
+
+
 def test_an_epoch_from_the_store_has_the_losses_and_weights_of_its_own_files(
     tiny: Path, run: RunFolder, tmp_path: Path
 ) -> None:
-    told = export_run("speculators", run, tmp_path / "data", Silent())
-    files, store, ratio = tmp_path / "files", tmp_path / "store", told["train_data_ratio"]
-    common = ["--num-workers", "0", "--on-missing", "raise", "--target-layer-ids", "1", "3"]
-    own = flags(tiny, tmp_path / "data", files, ratio)
-    theirs(TRAINER, str(tmp_path / "files.jsonl"), "speculators", "train", *own, *common)
-    shutil.rmtree(tmp_path / "data" / "hidden_states")  # nothing but the store can have them now
-    ours = flags(tiny, tmp_path / "data", store, ratio)
-    command = ["headrace", "speculators", "train", "--states", str(run.states), *ours, "--num-workers", "0"]
-    theirs(TRAINER, str(tmp_path / "store.jsonl"), *command)
-    a, b = figures(tmp_path / "files.jsonl"), figures(tmp_path / "store.jsonl")
+    a, b, same_weights = both_epochs(tiny, run, tmp_path)
     losses = [line["train"]["loss"] for line in a if "train" in line]
     assert len(losses) >= 8
     assert len(set(losses)) == len(losses)
     assert [line["val"]["loss_epoch"] for line in a if "val" in line]
     assert a == b
-    weights = [folder / "0" / "model.safetensors" for folder in (files, store)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert same_weights
 
 
 def test_the_backend_gives_what_their_file_backend_gives(run: RunFolder, tmp_path: Path) -> None:

@@ -45,6 +45,18 @@ def test_rows_beyond_one_batch_are_found(tmp_path: Path) -> None:
         opened.sample(ROWS + 5)
 
 
+def test_trained_ids_are_counted_on_either_side_of_the_split(tmp_path: Path) -> None:
+    write_prepared(tmp_path, (draft(i, 4) for i in range(ROWS + 5)), {"fingerprint": "f"})
+    opened = PreparedSet.open(tmp_path)
+    for heldout in (False, True):
+        wanted = np.zeros(ROWS + 10, np.int64)
+        for row in opened.rows(heldout=heldout).tolist():
+            wanted[[row + 2, row + 3]] += 1
+        np.testing.assert_array_equal(opened.trained_counts(ROWS + 10, heldout=heldout), wanted)
+    with pytest.raises(PrepareError, match=f"ids below {ROWS}"):
+        opened.trained_counts(ROWS)
+
+
 def test_a_writer_that_dies_leaves_no_set(tmp_path: Path) -> None:
     def dying() -> object:
         yield draft(0, 3)

@@ -5,7 +5,7 @@ import torch
 
 from headrace.errors import TargetError
 from headrace.target import device
-from headrace.target.device import choose_device, fast_bfloat16
+from headrace.target.device import choose_device, fast_bfloat16, run_dtype
 
 CPU = torch.device("cpu")
 
@@ -36,3 +36,5 @@ def test_bfloat16_is_fast_only_with_instructions_for_it(
 ) -> None:
     monkeypatch.setattr(device.torch.cpu, "get_capabilities", lambda: able)
     assert fast_bfloat16(CPU) is fast
+    assert run_dtype("auto", CPU) == ("bfloat16" if fast else "float32")
+    assert run_dtype("float16", CPU) == "float16"

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.config import RunFolder
 from headrace.errors import TrainError
 from headrace.testing.tiny_target import save_tiny_target
 from headrace.train.checkpoint import Checkpoint, load_checkpoint
-from headrace.train.ranks import ALONE, joined
+from headrace.train.ranks import ALONE, _owners, joined
 from tests.train.launch import Ended, Launch, launch
 from tests.train.runs import make_run
 
@@ -73,6 +75,21 @@ def furthest(one: Checkpoint, other: Checkpoint) -> float:
 
 
 Done = dict[str, tuple[Path, list[Ended]]]
+
+
+@pytest.mark.parametrize("name", ["two", "four"])
+def test_moments_are_divided_over_ranks_and_saved_together(done: Done, name: str) -> None:
+    whole, parts = last(done["one"][0]).moments, last(done[name][0]).moments
+    assert parts.keys() == whole.keys()
+    assert all(torch.allclose(parts[key], whole[key], rtol=1e-3, atol=1e-6) for key in whole)
+
+
+@given(sizes=st.lists(st.integers(1, 50), min_size=4, max_size=20), num_ranks=st.integers(1, 4))
+def test_every_rank_owns_a_fair_part(sizes: list[int], num_ranks: int) -> None:
+    owners = _owners([torch.nn.Parameter(torch.zeros(size)) for size in sizes], num_ranks)
+    held = [sum(s for s, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(num_ranks)]
+    assert min(held) > 0
+    assert max(held) - min(held) <= max(sizes)
 
 
 @pytest.mark.parametrize("name", ["two", "four", "resumed on four", "stalled"])

@@ -9,12 +9,14 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from headrace.capture.one_pass import OnePass
 from headrace.config import RunFile, RunFolder
 from headrace.errors import CaptureError
 from headrace.files import Stage
@@ -45,7 +47,11 @@ def regenerate(cfg: RunFile, folder: RunFolder, target: Target, progress: Progre
         return summary
     if stage.state() == "new":
         stage.begin()
-    written = _write_missing(cfg, prompts, target, path, progress)
+    with ExitStack() as stack:
+        together = None
+        if cfg.regenerate.with_states:
+            together = stack.enter_context(OnePass(cfg, folder, prompts, target, progress))
+        written = _write_missing(cfg, prompts, target, path, progress, together)
     summary = {**_counts(read_answers(path)), **written}
     _check_lines(path, prompts.num_samples)
     stage.finish(summary)
@@ -109,7 +115,7 @@ def _identity(cfg: RunFile, prompts: PreparedSet, target: Target) -> dict[str, A
     spec = asdict(target.spec)
     kept = ("architecture", "dtype", "quantisation", "weights_hash", "tokenizer_hash")
     # batch_size belongs here: which prompts share a batch moves the last bits of bfloat16 logits
-    how = cfg.regenerate.model_dump(exclude={"enabled", "drop_cut"})
+    how = cfg.regenerate.model_dump(exclude={"enabled", "drop_cut", "with_states"})
     settings = {f"regenerate.{key}": value for key, value in how.items()}
     return {"prompts": prompts.fingerprint, **{f"target {k}": spec[k] for k in kept}, **settings}
 
@@ -130,7 +136,7 @@ def _open_answers(path: Path) -> set[int]:
 
 
 def _write_missing(
-    cfg: RunFile, prompts: PreparedSet, target: Target, path: Path, progress: Progress
+    cfg: RunFile, prompts: PreparedSet, target: Target, path: Path, progress: Progress, together: OnePass | None
 ) -> dict[str, Any]:
     done = _open_answers(path)
     started = time.monotonic()
@@ -148,11 +154,15 @@ def _write_missing(
         for rows in grown_chunks(prompts, how.batch_size * CHUNK_BATCHES):
             if done.issuperset(rows):
                 continue
-            ids = [prompts.sample(row).input_ids.tolist() for row in rows]
-            made = target.generate(
-                ids, how.max_new_tokens, how.temperature, how.top_p, how.seed, batch_size=how.batch_size, told=told
-            )
-            missing = [(row, answer) for row, answer in zip(rows, made, strict=True) if row not in done]
+            if together is not None:  # states are durable before their answers count
+                made = together.answers(rows, done, told)
+            else:
+                ids = [prompts.sample(row).input_ids.tolist() for row in rows]
+                answers = target.generate(
+                    ids, how.max_new_tokens, how.temperature, how.top_p, how.seed, batch_size=how.batch_size, told=told
+                )
+                made = dict(zip(rows, answers, strict=True))
+            missing = [(row, made[row]) for row in rows if row not in done]
             out.write(b"".join(_line(prompts, row, answer) for row, answer in missing))
             out.flush()
             os.fsync(out.fileno())

@@ -21,9 +21,12 @@ from headrace.cli import interchange, stages
 from headrace.cli import speculators as speculators_commands
 from headrace.cli import store as store_commands
 from headrace.cli.doctor import doctor
+from headrace.cli.engine import engine
 from headrace.cli.failure import failures_shown
 from headrace.cli.plan import plan
+from headrace.cli.probe import probe
 from headrace.cli.progress import Terminal
+from headrace.cli.serve import serve
 from headrace.config import load_run_file
 from headrace.errors import ConfigError
 
@@ -39,6 +42,9 @@ app = typer.Typer(
 _stderr = Console(stderr=True)
 app.command()(plan)
 app.command()(doctor)
+app.command()(engine)
+app.command()(serve)
+app.command()(probe)
 app.add_typer(store_commands.app, name="store")
 store_commands.app.command(name="export")(interchange.export)
 store_commands.app.command(name="import")(interchange.import_)
@@ -93,9 +99,13 @@ def capture(
     raw_slice: Annotated[
         int | None, typer.Option(min=1, help="so many tokens only, raw, into slice/: what a codec is fitted on")
     ] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="by targets on a Ray cluster (docs/capture.md)")] = False,
 ) -> None:
     """Capture the target's hidden states into the store."""
-    work = stages.capture if raw_slice is None else lambda one: stages.capture_slice(one, raw_slice)
+    if ray and raw_slice is not None:
+        raise typer.BadParameter("--raw-slice is for one target: leave --ray out")
+    whole = stages.capture_on_ray if ray else stages.capture
+    work = whole if raw_slice is None else lambda one: stages.capture_slice(one, raw_slice)
     _do(work, file, set_, json_)
 
 
@@ -111,9 +121,12 @@ def eval_(
     set_: Set = None,
     json_: Json = False,
     drafter: Annotated[Path | None, typer.Option(help="an exported folder, instead of the run's checkpoint")] = None,
+    engine: Annotated[
+        str, typer.Option(help="vllm: serve the exported drafter in real vLLM and compare (docs/engines.md)")
+    ] = "transformers",
 ) -> None:
     """Measure τ, its floors and greedy identity on held-out prompts."""
-    _do(lambda run: stages.evaluate(run, drafter), file, set_, json_)
+    _do(lambda run: stages.evaluate(run, drafter, engine), file, set_, json_)
 
 
 @app.command()

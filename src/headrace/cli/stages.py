@@ -16,6 +16,7 @@ from headrace.files import append_json_line, locked, read_stage, write_json
 from headrace.progress import Progress, Silent
 
 if TYPE_CHECKING:
+    from headrace.target.engine_target import EngineTarget
     from headrace.target.transformers_target import TransformersTarget
 
 Summary = dict[str, Any]
@@ -30,6 +31,7 @@ class Run:
         self.folder = RunFolder(Path(resolved.run.run))
         self.progress = progress
         self._target: TransformersTarget | None = None
+        self._engines: EngineTarget | None = None
 
     def target(self, dtype: str | None = None) -> "TransformersTarget":
         """The target in the run's dtype, or in another for evaluation."""
@@ -39,6 +41,16 @@ class Run:
         if self._target is None or self._target.spec.dtype != wanted:
             self._target = load_target(self.cfg.target.model_copy(update={"dtype": wanted}))
         return self._target
+
+    def capturing(self) -> "TransformersTarget | EngineTarget":
+        """Whatever answers and captures: the target, or its engines."""
+        if self.cfg.target.engine == "transformers":
+            return self.target()
+        if self._engines is None:
+            from headrace.target.engine_target import open_engines
+
+            self._engines = open_engines(self.cfg, self.folder)
+        return self._engines
 
     def model_folder(self) -> Path:
         """Where the target's files lie; the built-in target is made on first use."""
@@ -123,21 +135,36 @@ def regenerate(run: Run) -> Summary:
     from headrace.prepare.build import build_prepared
 
     with run.timed("regenerate", run.folder.answers):
-        answers = answer(run.cfg, run.folder, run.target(), run.progress)
+        answers = answer(run.cfg, run.folder, run.capturing(), run.progress)
     with run.timed("prepare answers", run.folder.prepared):
         path = run.folder.answers / "answers.jsonl"
         prepared = build_prepared(run.cfg, run.folder, run.model_folder(), run.progress, answers=path)
         return {"answers": answers, "prepared": prepared}
 
 
+def capture_on_ray(run: Run) -> Summary:
+    """The target's states, from targets on a Ray cluster: to the bit those of `capture` on one such machine."""
+    from headrace.capture.capture import capture as capture_states
+    from headrace.capture.fleet import open_fleet
+    from headrace.raw_slice import with_codec
+
+    with run.timed("capture", run.folder.states), open_fleet(run.cfg, run.progress) as fleet:
+        cfg = with_codec(run.cfg, run.folder, lambda: fleet, run.progress)
+        return capture_states(cfg, run.folder, fleet, run.progress)
+
+
 def capture(run: Run) -> Summary:
     """The target's states, checked, encoded, stored."""
     from headrace.capture.capture import capture as capture_states
+    from headrace.capture.capture import give_codec
+    from headrace.capture.probe_run import probe_before_capture
     from headrace.raw_slice import with_codec
 
     with run.timed("capture", run.folder.states):
-        cfg = with_codec(run.cfg, run.folder, run.target, run.progress)
-        return capture_states(cfg, run.folder, run.target(), run.progress)
+        cfg = with_codec(run.cfg, run.folder, run.capturing, run.progress)
+        give_codec(cfg, run.capturing())
+        probe_before_capture(cfg, run.folder, run.capturing(), run.target, run.progress)
+        return capture_states(cfg, run.folder, run.capturing(), run.progress)
 
 
 def capture_slice(run: Run, num_tokens: int) -> Summary:
@@ -146,7 +173,7 @@ def capture_slice(run: Run, num_tokens: int) -> Summary:
 
     where = run.folder.root / "slice"
     with run.timed("capture a slice", where):
-        part = capture_raw(run.cfg, run.folder, run.target(), num_tokens, run.progress)
+        part = capture_raw(run.cfg, run.folder, run.capturing(), num_tokens, run.progress)
         return {"folder": str(part.root)}
 
 
@@ -185,8 +212,19 @@ def export(run: Run, speculators: bool = False, push_to: str | None = None) -> S
         return export_run(run.cfg, run.folder, run.progress, speculators=speculators, push_to=push_to)
 
 
-def evaluate(run: Run, drafter: Path | None = None) -> Summary:
-    """τ, floors and greedy identity on held-out prompts; of the checkpoint, or of an exported folder."""
+def evaluate(run: Run, drafter: Path | None = None, engine: str = "transformers") -> Summary:
+    """τ, floors and greedy identity on held-out prompts; of the checkpoint, or of an exported folder.
+
+    Args: engine: vllm serves the exported drafter in a real server, beside our own evaluation of it.
+    """
+    if engine not in ("transformers", "vllm"):
+        raise ConfigError("--engine transformers or vllm", engine, "see headrace eval --help")
+    if engine == "vllm":
+        from headrace.evaluate.engine import FOLDER, evaluate_in_engine
+
+        with run.timed("eval in vllm", run.folder.root / FOLDER):
+            target = run.target(run.cfg.evaluate.dtype)
+            return evaluate_in_engine(run.cfg, run.folder, target, run.progress, drafter)
     from headrace.evaluate.run import evaluate as evaluate_drafter
     from headrace.export.run import refresh_card
 
@@ -218,8 +256,19 @@ STAGES: dict[str, Callable[[Run], Summary]] = {
 
 
 def run_all(run: Run) -> Summary:
-    """Every stage in order."""
+    """Every stage in order; in a folder that `headrace store import` made, from training on.
+
+    Raises: ConfigError for an import that has not ended.
+    """
     summary: Summary = {}
-    for stage in STAGES.values():
-        summary = stage(run)
+    states = read_stage(run.folder.states)
+    came_in = states is not None and states.get("stage") == "import"
+    if came_in and _state(run.folder.states) != "done":
+        found, hint = f"one that was stopped in {run.folder.states}", "run the same `headrace store import` again"
+        raise ConfigError("a finished import", found, hint)
+    for name, stage in STAGES.items():
+        if came_in and name in ("prepare", "regenerate", "capture"):
+            run.progress.note(f"{name}: left out, prepared set and states came from another program")
+        else:
+            summary = stage(run)
     return summary

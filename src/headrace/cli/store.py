@@ -22,16 +22,17 @@ app = typer.Typer(help="Look at a states folder, check it, mend it, change it.",
 _stderr = Console(stderr=True)
 
 Folder = Annotated[Path, typer.Argument(help="states folder of a run")]
+Place = Annotated[str, typer.Argument(help="states folder of a run, or an address as in s3://BUCKET/PREFIX")]
 Json = Annotated[bool, typer.Option("--json", help="print as JSON on stdout")]
 
 
 @app.command()
-def info(folder: Folder, json_: Json = False) -> None:
-    """Say what a states folder holds."""
-    from headrace.store.reader import StoreReader
+def info(place: Place, json_: Json = False) -> None:
+    """Say what a store holds."""
+    from headrace.store.remote import open_reader
 
     with failures_shown(_stderr):
-        reader = StoreReader(folder)
+        reader = open_reader(place)
         missing = reader.missing_shards()
         found = {
             "num_records": reader.num_records,
@@ -50,20 +51,24 @@ def info(folder: Folder, json_: Json = False) -> None:
 
 
 @app.command()
-def verify(folder: Folder, json_: Json = False) -> None:
+def verify(place: Place, json_: Json = False) -> None:
     """Check every digest; name what is damaged."""
+    from headrace.store.objects import is_address
+    from headrace.store.remote_verify import verify_objects
     from headrace.store.verify import verify as verify_store
 
-    progress = Terminal(_stderr)
+    progress, remote = Terminal(_stderr), is_address(place)
     with failures_shown(_stderr):
-        damages = verify_store(folder, _shown(progress, "verify"))
+        shown = _shown(progress, "verify")
+        damages = verify_objects(place, shown) if remote else verify_store(Path(place), shown)
         progress.end()
         if json_:
             sys.stdout.write(json.dumps({"damages": [asdict(d) for d in damages]}, ensure_ascii=False) + "\n")
         for d in damages if not json_ else ():
             sys.stdout.write(f"{d.path} at byte {d.offset}, row {d.row}: {d.found}\n")
         if damages:
-            raise StoreError("no damage", f"{len(damages)} damaged places", f"run `headrace store repair {folder}`")
+            mend = "remove these shards, then capture again" if remote else f"run `headrace store repair {place}`"
+            raise StoreError("no damage", f"{len(damages)} damaged places", mend)
         progress.note("every byte is as it was written")
 
 
@@ -90,17 +95,17 @@ def repair(
 
 @app.command()
 def ls(
-    folder: Folder,
+    place: Place,
     failed: Annotated[bool, typer.Option("--failed", help="rows the target could not give, and why")] = False,
     limit: Annotated[int | None, typer.Option(help="stop after so many")] = None,
     json_: Json = False,
 ) -> None:
     """List records by row; with --json one object a line."""
     from headrace.store.listing import list_failures, list_records
-    from headrace.store.reader import StoreReader
+    from headrace.store.remote import open_reader
 
     with failures_shown(_stderr):
-        reader = StoreReader(folder)
+        reader = open_reader(place)
         for number, entry in enumerate(list_failures(reader) if failed else list_records(reader)):
             if number == limit:
                 break
@@ -112,7 +117,7 @@ def ls(
 
 @app.command()
 def cat(
-    folder: Folder,
+    place: Place,
     row: Annotated[int, typer.Argument(help="row of the prepared set")],
     tokens: Annotated[str | None, typer.Option(help="only the segments that hold tokens START:END")] = None,
     payload: Annotated[Path | None, typer.Option(help="write the encoded states to this file")] = None,
@@ -121,10 +126,10 @@ def cat(
     """Show one record, its digests checked."""
     from headrace.files import write_atomic
     from headrace.store.listing import describe
-    from headrace.store.reader import StoreReader
+    from headrace.store.remote import open_reader
 
     with failures_shown(_stderr):
-        reader = StoreReader(folder)
+        reader = open_reader(place)
         id = reader.id_of(row)
         segments = reader.read(row, id).segments if tokens is None else reader.read_tokens(row, id, *_range(tokens))
         if payload is not None:

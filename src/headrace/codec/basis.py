@@ -5,7 +5,7 @@ In: tensors from a fit. Out: `basis.safetensors`, whose digest the spec names; l
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,15 @@ class Basis:
     projection_RW: torch.Tensor | None = None
     escape_norm: float | None = None
     told: Mapping[str, Any] = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> "Basis":
+        """The same on another device, once, so that no piece that is encoded there takes the map along."""
+        return replace(
+            self,
+            inverse_rms_L=self.inverse_rms_L.to(device),
+            offset_F=self.offset_F.to(device),
+            projection_RW=None if self.projection_RW is None else self.projection_RW.to(device),
+        )
 
     def to_bytes(self) -> bytes:
         """The file's content."""

@@ -55,7 +55,10 @@ class Drift:
 
     def see(self, row: int, source: str, states_TLH: torch.Tensor) -> None:
         """Count one record's states [T, L, H]; escaped tokens, which are kept in 16 bits, do not count."""
-        lost = lost_share(self.codec, states_TLH)
+        self.count(row, source, lost_share(self.codec, states_TLH))
+
+    def count(self, row: int, source: str, lost: float) -> None:
+        """Count one record that was seen elsewhere. Args: lost: its `lost_share`."""
         counts = self.by_source.setdefault(source, [0, 0])
         counts[0], counts[1] = counts[0] + (lost > self.limit), counts[1] + 1
         self.lost += lost

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from headrace.drafter.anchors import eligible_anchors
-from headrace.drafter.model import Context, Drafter, Head, head_logits
+from headrace.drafter.draft_vocabulary import target_logits
+from headrace.drafter.model import Context, Drafter, Head
 from headrace.record import Sample
+from headrace.token_rule import eligible_anchors
 
 # Samples walked in lock-step; more would make the contexts of finished ones wait longer.
 _LOCK_STEP = 32
@@ -141,6 +142,6 @@ def _step(drafter: Drafter, contexts: list[Context], walks: list[_Walk], head: H
     anchors = [torch.tensor([walk.anchor], device=device) for walk in walks]
     ids = [torch.tensor([int(walk.ids[walk.anchor])], device=device) for walk in walks]
     hidden_NBH = drafter.blocks(contexts, anchors, ids, head)
-    drafted = head_logits(hidden_NBH[:, 1:], head).argmax(-1).tolist()
+    drafted = target_logits(hidden_NBH[:, 1:], head).argmax(-1).tolist()
     for walk, tokens in zip(walks, drafted, strict=True):
         walk.take(tokens)

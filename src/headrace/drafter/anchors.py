@@ -10,16 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from headrace.token_rule import eligible_anchors
+
 Ints = npt.NDArray[np.int64]
-
-
-def eligible_anchors(loss_mask: npt.NDArray[np.uint8]) -> Ints:
-    """Tokens that the target generated and whose next token it generated too; int64, ascending.
-
-    The anchor of serving is always a generated token: the first is the one that prefill gives.
-    """
-    trained = loss_mask.astype(bool)
-    return np.flatnonzero(trained[:-1] & trained[1:]).astype(np.int64)
 
 
 def anchor_rng(seed: int, *visit: int) -> np.random.Generator:

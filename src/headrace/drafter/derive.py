@@ -24,6 +24,7 @@ _KEPT = {
     "num_layers": "num_layers", "block_size": "block_size", "mask_token_id": "mask_token_id",
     "intermediate_size": "intermediate_size", "num_heads": "num_heads", "num_kv_heads": "num_kv_heads",
     "head_dim": "head_dim", "layer_types": "layer_types", "sliding_window": "sliding_window",
+    "draft_vocabulary": "draft_vocab_size",
 }  # fmt: skip
 
 

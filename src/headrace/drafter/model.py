@@ -183,10 +183,12 @@ class Drafter(nn.Module):
     """The drafter; parameters are named as z-lab's, so that export renames nothing.
 
     `feature_scale` float32 [F], a buffer, is one over the RMS of the tap each feature belongs to; it multiplies the
-    features before `fc` and is folded into it at export.
+    features before `fc` and is folded into it at export. `d2t`, a buffer too, is the mapping of a reduced vocabulary
+    (drafter/draft_vocabulary.py), None for the whole one.
     """
 
     feature_scale: torch.Tensor
+    d2t: torch.Tensor | None
 
     def __init__(self, shape: DrafterShape, seed: int = 0) -> None:
         super().__init__()
@@ -196,6 +198,8 @@ class Drafter(nn.Module):
         self.layers = nn.ModuleList(Layer(shape, shape.window(i)) for i in range(shape.num_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.register_buffer("feature_scale", torch.ones(shape.num_features))
+        size = shape.draft_vocab_size
+        self.register_buffer("d2t", None if size is None else torch.zeros(size, dtype=torch.int64))
         # Inside a tuple, or `.to(torch.bfloat16)` on the drafter would round its frequencies.
         self._rotary = (Qwen3RotaryEmbedding(_rotary_config(shape)),)
         self.initialise(seed)

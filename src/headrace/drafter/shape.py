@@ -25,6 +25,7 @@ class DrafterShape:
     `rope` is the target's `rope_parameters`; `taps` are names in column order; `num_features` is the width F of what
     the codec hands out; `features` is False for the floor, whose blocks see no target state. `layer_types` (none given:
     full attention everywhere) says which layers see only what lies less than `sliding_window` tokens away.
+    `draft_vocab_size` and `draft_vocab_hash` are those of a reduced vocabulary's mapping, None for the whole one.
     """
 
     hidden_size: int
@@ -46,6 +47,8 @@ class DrafterShape:
     features: bool = True
     layer_types: tuple[str, ...] = ()
     sliding_window: int | None = None
+    draft_vocab_size: int | None = None
+    draft_vocab_hash: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -76,6 +79,12 @@ class DrafterShape:
                 f"drafter.sliding_window {self.sliding_window} with {', '.join(self.layer_types)}",
                 "set drafter.sliding_window and drafter.layer_types together",
             )
+        if self.draft_vocab_size is not None and not 0 < self.draft_vocab_size < self.vocab_size:
+            raise DrafterError(
+                f"a draft vocabulary smaller than the target's {self.vocab_size}",
+                str(self.draft_vocab_size),
+                "set drafter.draft_vocabulary so, or leave it out",
+            )
         _check_rope(self.rope)
         if self.hidden_act != "silu":
             raise DrafterError("hidden_act silu", self.hidden_act, "engines run a drafter's MLP with silu only")
@@ -87,7 +96,9 @@ class DrafterShape:
     def to_json(self) -> dict[str, Any]:
         """The checkpoint's form: JSON values only."""
         lists = {"taps": list(self.taps), "layer_types": list(self.layer_types)}
-        return {**asdict(self), "rope": dict(self.rope), **lists}
+        own = {**asdict(self), "rope": dict(self.rope), **lists}
+        # Checkpoints of the whole vocabulary stay as earlier releases wrote them.
+        return {key: value for key, value in own.items() if value is not None or not key.startswith("draft_vocab")}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "DrafterShape":

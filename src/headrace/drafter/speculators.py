@@ -11,7 +11,16 @@ from typing import Any
 
 from headrace.drafter.model import Drafter
 from headrace.drafter.shape import SLIDING, DrafterShape
-from headrace.drafter.stock import ARCHITECTURE, build, load_stock, read_folder, shape_from_stock, stock_config
+from headrace.drafter.stock import (
+    ARCHITECTURE,
+    build,
+    load_stock,
+    read_folder,
+    shape_from_stock,
+    stock_config,
+    tensor_shapes,
+    vocabulary_keys,
+)
 from headrace.errors import ConfigError, ExportError
 from headrace.taps import from_speculators, parse_taps, to_speculators, to_zlab
 
@@ -70,9 +79,10 @@ def speculators_config(
         "aux_hidden_state_layer_ids": [to_speculators(tap, shape.num_target_layers) for tap in taps],
         "block_size": shape.block_size,
         "draft_vocab_size": shape.vocab_size,
+        **vocabulary_keys(shape),
         "mask_token_id": shape.mask_token_id,
         "sample_from_anchor": False,
-        "sliding_window_non_causal": False,
+        "sliding_window_non_causal": True,  # vLLM takes false for causal layers, those with full attention too
         "target_hidden_size": None,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
@@ -92,9 +102,7 @@ def shape_from_speculators(config: Mapping[str, Any], num_target_layers: int) ->
             f"{config.get(MODEL_TYPE)} with {', '.join(sorted(map(str, config)))}",
             "give a DFlash drafter of speculators",
         )
-    vocab = layers.get("vocab_size")
     wrong = {
-        "draft_vocab_size (a reduced vocabulary)": config.get("draft_vocab_size") not in (None, vocab),
         "sample_from_anchor": bool(config.get("sample_from_anchor")),
         "target_hidden_size": config.get("target_hidden_size") not in (None, layers.get("hidden_size")),
         "layer_types (their window counts from the anchor)": SLIDING in (layers.get("layer_types") or ()),
@@ -109,7 +117,8 @@ def shape_from_speculators(config: Mapping[str, Any], num_target_layers: int) ->
         raise ExportError(wanted, str(ids), "give a drafter of this target") from exc
     own = {"mask_token_id": config.get("mask_token_id"), "target_layer_ids": taps}
     stock = {"architectures": [ARCHITECTURE], "dflash_config": own, "num_target_layers": num_target_layers}
-    return shape_from_stock({**layers, **stock, "block_size": config.get("block_size")})
+    own_keys = {key: config[key] for key in ("block_size", "draft_vocab_size", "draft_vocab_hash") if key in config}
+    return shape_from_stock({**layers, **stock, **own_keys})
 
 
 def load_any(folder: Path, num_target_layers: int) -> Drafter:
@@ -121,4 +130,5 @@ def load_any(folder: Path, num_target_layers: int) -> Drafter:
     if MODEL_TYPE not in config:
         return load_stock(folder)
     shape = shape_from_speculators(config, num_target_layers)
-    return build(shape, {name: tensor for name, tensor in tensors.items() if name not in _FROZEN})
+    kept = set(tensor_shapes(shape)) | (set(tensors) - set(_FROZEN))
+    return build(shape, {name: tensor for name, tensor in tensors.items() if name in kept})

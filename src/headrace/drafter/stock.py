@@ -7,6 +7,7 @@ Layout: z-lab's `DFlashDraftModel` (huggingface.co/z-lab), the same in SpecForge
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,6 +26,7 @@ from pydantic import (
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from headrace.drafter.draft_vocabulary import D2T, ROWS, T2D, checked_ids, vocabulary_hash
 from headrace.drafter.model import Drafter
 from headrace.drafter.shape import SLIDING, DrafterShape
 from headrace.errors import DrafterError, ExportError
@@ -86,7 +88,15 @@ def stock_config(shape: DrafterShape, special_ids: Mapping[str, Any], scales: Ma
         "dtype": "bfloat16",
         **special_ids,
         **({} if shape.sliding_window is None else {"is_causal": False}),
+        **vocabulary_keys(shape),
     }
+
+
+def vocabulary_keys(shape: DrafterShape) -> dict[str, Any]:
+    """Size and hash of a reduced vocabulary; nothing for the whole one."""
+    if shape.draft_vocab_size is None:
+        return {}
+    return {"draft_vocab_size": shape.draft_vocab_size, "draft_vocab_hash": shape.draft_vocab_hash}
 
 
 def _windowed(window: int) -> dict[str, Any]:
@@ -144,6 +154,8 @@ class _Stock(_Keys):
     use_sliding_window: bool | None = None
     attention_bias: bool | None = None
     is_causal: bool | None = None
+    draft_vocab_size: PositiveInt | None = None
+    draft_vocab_hash: str | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> "_Stock":
@@ -160,6 +172,7 @@ class _Stock(_Keys):
             ),
             "layer_types are not one for each of num_hidden_layers": bool(kinds)
             and len(kinds or ()) != self.num_hidden_layers,
+            "draft_vocab_size is above vocab_size": (self.draft_vocab_size or 0) > self.vocab_size,
             "sliding_window is missing": SLIDING in (kinds or ()) and self.sliding_window is None,
         }
         if any(wrong.values()):
@@ -212,6 +225,8 @@ def _shape(read: _Stock, taps: tuple[str, ...]) -> DrafterShape:
         features=True,
         layer_types=tuple(read.layer_types or ()),
         sliding_window=read.sliding_window if read.slides else None,
+        draft_vocab_size=None if read.draft_vocab_size == read.vocab_size else read.draft_vocab_size,
+        draft_vocab_hash=read.draft_vocab_hash,
     )
 
 
@@ -264,8 +279,24 @@ def build(shape: DrafterShape, tensors: Mapping[str, torch.Tensor]) -> Drafter:
     except (ArithmeticError, KeyError, TypeError, ValueError, StrictDataclassError) as exc:
         # Everything else was checked: what is left is what transformers does not take of the rotary settings.
         raise ExportError("rope_parameters that transformers knows", f"{shape.rope}: {exc}", "mend them") from exc
-    drafter.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
+    floating = {name: tensor.float() for name, tensor in tensors.items() if tensor.is_floating_point()}
+    drafter.load_state_dict({**floating, **_mapping(shape, tensors, drafter)}, strict=False)
     return drafter.eval()
+
+
+def _mapping(shape: DrafterShape, tensors: Mapping[str, torch.Tensor], drafter: Drafter) -> dict[str, torch.Tensor]:
+    """A reduced vocabulary's mapping, whose hash the drafter then has. Raises: ExportError where its parts disagree."""
+    if shape.draft_vocab_size is None:
+        return {}
+    d2t_D, held_V = tensors[D2T].to(torch.int64), tensors[T2D].bool()
+    try:
+        ids_D = checked_ids(d2t_D, shape.vocab_size, shape.draft_vocab_hash)
+    except DrafterError as exc:
+        raise ExportError(*exc.args) from exc
+    if not torch.equal(held_V.nonzero()[:, 0], ids_D):
+        raise ExportError(f"{T2D} of the ids of {D2T}", f"{int(held_V.sum())} other ids", "the folder is damaged")
+    drafter.shape = replace(shape, draft_vocab_hash=vocabulary_hash(ids_D, shape.vocab_size))
+    return {D2T: d2t_D}
 
 
 def tensor_shapes(shape: DrafterShape) -> dict[str, tuple[int, ...]]:
@@ -287,7 +318,9 @@ def tensor_shapes(shape: DrafterShape) -> dict[str, tuple[int, ...]]:
     }
     own = {"fc": (hidden, shape.num_features), "hidden_norm": (hidden,), "norm": (hidden,)}
     layers = {f"layers.{i}.{name}": size for i in range(shape.num_layers) for name, size in layer.items()}
-    return {f"{name}.weight": size for name, size in (own | layers).items()}
+    size = shape.draft_vocab_size
+    mapped = {} if size is None else {D2T: (size,), T2D: (shape.vocab_size,), ROWS: (size, hidden)}
+    return {f"{name}.weight": size for name, size in (own | layers).items()} | mapped
 
 
 def _check_tensors(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
@@ -296,8 +329,10 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tup
         found = f"missing {sorted(set(wanted) - set(tensors))}, unknown {sorted(set(tensors) - set(wanted))}"
         raise ExportError(f"the {len(wanted)} tensors of a DFlash drafter", found, hint)
     for name, tensor in tensors.items():
-        if tuple(tensor.shape) != wanted[name] or not tensor.is_floating_point():
-            expected = f"{name} of shape {list(wanted[name])} in floating point, as {CONFIG} says"
+        floating = name not in (D2T, T2D)
+        if tuple(tensor.shape) != wanted[name] or tensor.is_floating_point() != floating:
+            kind = "floating point" if floating else "whole numbers"
+            expected = f"{name} of shape {list(wanted[name])} in {kind}, as {CONFIG} says"
             raise ExportError(expected, f"{list(tensor.shape)} in {tensor.dtype}", hint)
 
 

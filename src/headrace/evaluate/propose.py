@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from headrace.drafter.model import Drafter, Head, head_logits
+from headrace.drafter.draft_vocabulary import target_logits
+from headrace.drafter.model import Drafter, Head
 from headrace.evaluate.decode import Proposal
 from headrace.evaluate.sampling import Sampling
 from headrace.taps import Tap, parse_taps
@@ -36,7 +37,7 @@ class DrafterProposer:
         features_TF = torch.zeros(anchor - known, 0) if states_TLH is None else states_TLH.flatten(1)
         self._context = self._drafter.extend_context(self._context, features_TF, known)
         hidden_KH = self._drafter.draft(self._context, ids[-1], anchor, self._head)[:num]
-        logits_KV = head_logits(hidden_KH, self._head)
+        logits_KV = target_logits(hidden_KH, self._head)
         if sampling.greedy:
             return Proposal(tuple(logits_KV.argmax(-1).tolist()), None)
         probs_KV = sampling.probabilities(logits_KV)

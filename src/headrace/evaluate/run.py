@@ -8,7 +8,7 @@ The checkpoint is the last one: the best was chosen by its τ on these very prom
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import torch
 
 from headrace.config import EvaluateConfig, RunFile, RunFolder
 from headrace.drafter.acceptance import AcceptanceCount
-from headrace.drafter.model import Drafter, Head
+from headrace.drafter.draft_vocabulary import draft_ids, reduced
+from headrace.drafter.model import Drafter
 from headrace.drafter.shape import DrafterShape
 from headrace.drafter.stock import WEIGHTS, load_stock
 from headrace.errors import ConfigError, EvaluateError
@@ -34,7 +35,7 @@ from headrace.prepare.model_files import max_positions
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Progress
 from headrace.record import digest
-from headrace.target.head import load_head
+from headrace.target.head import FrozenHead, load_head
 from headrace.target.transformers_target import TransformersTarget
 from headrace.train.checkpoint import LAST, read_state
 from headrace.train.load import as_served, check_belongs, load_codec, load_drafter, unfinished
@@ -57,8 +58,8 @@ def evaluate(
         progress.note(f"eval: the training has not ended, it {how_far}")
     proposers = _proposers(cfg, folder, target, prepared, drafter, _floor(cfg, folder, progress))
     work = _Evaluation(cfg.evaluate, prepared, target, proposers, cfg.train.seed)
-    stage = _stage(where, work.identity(), progress)
     path = where / "prompts.jsonl"
+    stage = begun_stage(where, work.identity(), progress, (path.name,))
     done = {line["row"]: line for line in _read(path)}
     rows = work.rows()
     work.check_positions(rows)
@@ -100,23 +101,26 @@ def _proposers(
 ) -> _Proposers:
     head = load_head(target.folder, target.model.config).to(target.model.device, target.model.dtype)
     trained = _load(folder.train() / LAST, target, prepared) if exported is None else load_stock(exported)
-    _check_shape(trained.shape, target)
+    check_shape(trained.shape, target)
     weights = {"drafter": _digest((folder.train() / LAST if exported is None else exported) / WEIGHTS)}
-    own = _proposer(trained, target, head)
+    own = proposer_of(trained, target, head)
     untrained = Drafter(trained.shape, cfg.train.seed)
     untrained.feature_scale.copy_(trained.feature_scale)
+    untrained.d2t = trained.d2t
     floors: dict[str, Proposer] = {
-        "untrained": _proposer(untrained, target, head),
+        "untrained": proposer_of(untrained, target, head),
         "prompt_lookup": PromptLookup(cfg.evaluate.lookup_ngram, own.block_size),
     }
     if floor is not None:
-        floors["no_features"] = _proposer(_load(floor, target, prepared), target, head)
+        floors["no_features"] = proposer_of(_load(floor, target, prepared), target, head)
         weights["no_features"] = _digest(floor / WEIGHTS)
     return _Proposers(own, floors, weights)
 
 
-def _proposer(drafter: Drafter, target: TransformersTarget, head: Head) -> DrafterProposer:
-    return DrafterProposer(drafter.to(target.model.device, target.model.dtype), head)
+def proposer_of(drafter: Drafter, target: TransformersTarget, head: FrozenHead) -> DrafterProposer:
+    """A drafter where the target is, in its dtype."""
+    own = reduced(head, draft_ids(drafter))
+    return DrafterProposer(drafter.to(target.model.device, target.model.dtype), own)
 
 
 def _load(checkpoint: Path, target: TransformersTarget, prepared: PreparedSet) -> Drafter:
@@ -140,7 +144,7 @@ def _floor(cfg: RunFile, folder: RunFolder, progress: Progress) -> Path | None:
     return floor / LAST
 
 
-def _check_shape(shape: DrafterShape, target: TransformersTarget) -> None:
+def check_shape(shape: DrafterShape, target: TransformersTarget) -> None:
     """A stock folder does not say whose drafter it is; its sizes at least must be the target's."""
     own = (shape.num_target_layers, shape.hidden_size, shape.vocab_size)
     found = (target.spec.num_blocks, target.spec.hidden_size, target.spec.vocab_size)
@@ -154,6 +158,16 @@ def _check_shape(shape: DrafterShape, target: TransformersTarget) -> None:
 
 def _digest(weights: Path) -> str:
     return digest(weights.read_bytes()).hex()
+
+
+def heldout_rows(prepared: PreparedSet, num_prompts: int | None) -> list[int]:
+    """Held-out rows, evenly spaced if fewer are wanted. Raises: EvaluateError when there are none."""
+    rows = np.flatnonzero(prepared.heldout)
+    if not len(rows):
+        raise EvaluateError("held-out prompts", "none", "set prepare.heldout_fraction or prepare.heldout_data")
+    wanted = min(num_prompts or len(rows), len(rows))
+    places = np.linspace(0, len(rows) - 1, wanted).round().astype(int)
+    return [int(row) for row in rows[np.unique(places)]]
 
 
 @dataclass
@@ -173,13 +187,8 @@ class _Evaluation:
             decode_plain(live, ids, 4, (), Sampling())
 
     def rows(self) -> list[int]:
-        """Held-out rows, evenly spaced if fewer are wanted. Raises: EvaluateError when there are none."""
-        rows = np.flatnonzero(self.prepared.heldout)
-        if not len(rows):
-            raise EvaluateError("held-out prompts", "none", "set prepare.heldout_fraction or prepare.heldout_data")
-        wanted = min(self.cfg.num_prompts or len(rows), len(rows))
-        places = np.linspace(0, len(rows) - 1, wanted).round().astype(int)
-        return [int(row) for row in rows[np.unique(places)]]
+        """The rows that are evaluated. Raises: EvaluateError as heldout_rows."""
+        return heldout_rows(self.prepared, self.cfg.num_prompts)
 
     def check_positions(self, rows: Iterable[int]) -> None:
         """Raise EvaluateError where a prompt and its answer, a block drafted beyond it, do not fit the target."""
@@ -287,8 +296,11 @@ def _per_task(lines: list[Line]) -> dict[str, dict[str, float]]:
     }
 
 
-def _stage(where: Path, identity: Mapping[str, Any], progress: Progress) -> Stage:
-    """Go on with an evaluation of the same things; begin anew when anything differs, for nothing dear is lost."""
+def begun_stage(where: Path, identity: Mapping[str, Any], progress: Progress, files: Sequence[str]) -> Stage:
+    """Go on with an evaluation of the same things; begin anew when anything differs, for nothing dear is lost.
+
+    Args: files: of an evaluation whose stage.json was lost, or that is made anew; they are removed.
+    """
     stage = Stage(where, "eval", identity)
     try:
         state = stage.state()
@@ -296,7 +308,8 @@ def _stage(where: Path, identity: Mapping[str, Any], progress: Progress) -> Stag
         progress.note(f"eval: made anew, since {exc.args[0]} is not so ({exc.args[1]})")
         state = "new"
     if state == "new":
-        (where / "prompts.jsonl").unlink(missing_ok=True)  # of an evaluation whose stage.json was lost
+        for name in files:
+            (where / name).unlink(missing_ok=True)
         stage.begin()
     return stage
 

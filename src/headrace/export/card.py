@@ -97,9 +97,19 @@ def _shape(config: dict[str, Any]) -> list[str]:
         f"{config['num_hidden_layers']} layers of {config['hidden_size']}, {config['num_attention_heads']} heads on "
         f"{config['num_key_value_heads']} of {config['head_dim']}; {', '.join(sorted(set(config['layer_types'])))}; "
         f"reads the output of blocks {', '.join(map(str, own['target_layer_ids']))} of {config['num_target_layers']}, "
-        f"counted from 0; mask token {own['mask_token_id']}.",
+        f"counted from 0; mask token {own['mask_token_id']}.{_vocabulary(config)}",
         "",
     ]
+
+
+def _vocabulary(config: dict[str, Any]) -> str:
+    size = config.get("draft_vocab_size")
+    if size is None:
+        return ""
+    return (
+        f" Drafts {size:,} of {config['vocab_size']:,} ids: programs that pass over `d2t` draft from the whole head,"
+        " which it was not trained to."
+    )
 
 
 def _recipe(cfg: RunFile, folder: RunFolder) -> list[str]:
@@ -117,6 +127,8 @@ def _data(cfg: RunFile, folder: RunFolder) -> list[str]:
     prepared = PreparedSet.open(folder.prepared)
     names = ", ".join(Path(DataSource.of(source).path).name for source in cfg.prepare.data)
     answers = "the target's own" if cfg.regenerate.enabled else "those of the data"
+    if (came_from := prepared.manifest.get("identity", {}).get("from")) is not None:  # an import: its data said no more
+        names, answers = f"{came_from}'s files", "those of the files"
     held = int(prepared.heldout.sum())
     return [
         "## Data",

@@ -27,8 +27,9 @@ class Profile:
     """One engine's reading of a drafter.
 
     `version` is where it was read; `static` says that no running engine has confirmed it. `keys` and `own` are the
-    keys of the config and of `dflash_config` that it reads or may pass over; `needs_scale` keys change the drafter's
-    inputs and are not read; `windows` are the kinds of window it runs as headrace trains them.
+    keys of the config and of `dflash_config` that it reads or may pass over; `not_read` keys change the drafter's
+    inputs and are not read; `windows` says whether it runs windows as headrace trains them, `reduced` whether it reads
+    a reduced vocabulary's mapping.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Profile:
     own: frozenset[str]
     not_read: frozenset[str]
     windows: bool
+    reduced: bool
 
     @property
     def title(self) -> str:
@@ -46,18 +48,21 @@ class Profile:
 
 
 # Both engines read the same keys, in the versions named.
-_KEYS = _QWEN3 | {"block_size", "dflash_config", "is_causal", "num_target_layers"}
+_KEYS = _QWEN3 | {
+    "block_size", "dflash_config", "draft_vocab_hash", "draft_vocab_size", "is_causal", "num_target_layers",
+}  # fmt: skip
 _OWN = frozenset({"block_size", "causal", "mask_token_id", "swa_window_size", "target_layer_ids", "use_swa"})
 _NOT_READ = frozenset({"input_embedding_scale"})
 
 PROFILES: Mapping[str, Profile] = {
     "vllm": Profile(
         "vllm",
-        "main at 036a00d1f5d0, vllm/model_executor/models/qwen3_dflash.py",
-        True,
+        "0.32.0, run on a CPU; main at 036a00d1f5d0, vllm/model_executor/models/qwen3_dflash.py",
+        False,
         _KEYS,
         _OWN,
         _NOT_READ,
+        True,
         True,
     ),
     "sglang": Profile(
@@ -67,6 +72,7 @@ PROFILES: Mapping[str, Profile] = {
         _KEYS,
         _OWN,
         _NOT_READ,
+        False,
         False,
     ),
 }
@@ -101,6 +107,8 @@ def problems(config: Mapping[str, Any], engine: Profile) -> list[str]:
     kinds = set(config["layer_types"])
     if SLIDING in kinds and not engine.windows:
         found.append(f"layers of {SLIDING} run causally there, whatever the config says; headrace trains both ways")
+    if config.get("draft_vocab_size") is not None and not engine.reduced:
+        found.append("a reduced vocabulary's mapping is passed over there: it would draft from the target's whole head")
     return found
 
 

@@ -67,8 +67,9 @@ def export_run(
     text = config.get_text_config()
     ids = {key: getattr(text, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id") if hasattr(text, key)}
     codec = load_codec(folder.train() / LAST, extras)
-    scales = stock_scales(load_head(model, config))
-    export_zlab(drafter, folder.export, codec, ids, scales)
+    head = load_head(model, config)
+    scales = stock_scales(head)
+    export_zlab(drafter, folder.export, codec, ids, scales, head)
     target = str(model) if cfg.target.model == "demo" else cfg.target.model
     commands = checked_commands(target, folder.export)
     for engine, command in commands.items():
@@ -78,7 +79,7 @@ def export_run(
     if speculators:
         more["speculators"] = str(folder.root / SPECULATORS)
         architectures = config.architectures or []
-        export_speculators(drafter, folder.root / SPECULATORS, target, architectures, codec, ids, scales)
+        export_speculators(drafter, folder.root / SPECULATORS, target, architectures, codec, ids, scales, head)
         progress.note(f"export: speculators {VERSION}: vllm serve {more['speculators']}")
     if push_to is not None:
         more["pushed"] = push(folder.export, push_to, hub)

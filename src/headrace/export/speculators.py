@@ -12,6 +12,7 @@ from headrace.codec.base import Codec
 from headrace.drafter.model import Drafter
 from headrace.drafter.speculators import speculators_config
 from headrace.export.zlab import stock_tensors, write_folder
+from headrace.target.head import FrozenHead
 
 
 def export_speculators(
@@ -22,13 +23,15 @@ def export_speculators(
     codec: Codec | None = None,
     special_ids: Mapping[str, Any] | None = None,
     scales: Mapping[str, float] | None = None,
+    head: FrozenHead | None = None,
 ) -> None:
     """Write the folder.
 
     Args:
         target: name or path of the target, kept in the config.
         architectures: the target's.
+        head: the target's; needed for a reduced vocabulary.
     Raises: ExportError as `stock_tensors` and `speculators_config`; nothing is written then.
     """
     config = speculators_config(drafter.shape, target, architectures, special_ids or {}, scales or {})
-    write_folder(folder, stock_tensors(drafter, codec), config)
+    write_folder(folder, stock_tensors(drafter, codec, head), config)

@@ -2,7 +2,7 @@
 
 In: a drafter and its codec. Out: a folder with `config.json` and `model.safetensors` of exactly the trained tensors in
 bfloat16. `fc` is folded with the features' scale and the codec's map in float32 and rounded once, so the served
-drafter reads raw taps. No embedding and no head: programs take the target's.
+drafter reads raw taps. No embedding and no head, but for a reduced vocabulary's rows: programs take the target's.
 """
 
 import shlex
@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load, save
 
 from headrace.codec.base import Codec
+from headrace.drafter.draft_vocabulary import ROWS, draft_ids, mapping
 from headrace.drafter.model import Drafter
 from headrace.drafter.stock import CONFIG, WEIGHTS, load_stock, stock_config
 from headrace.errors import ExportError
@@ -23,11 +24,17 @@ from headrace.target.head import FrozenHead
 load_zlab = load_stock
 
 
-def stock_tensors(drafter: Drafter, codec: Codec | None = None) -> dict[str, torch.Tensor]:
-    """The trained tensors by their stock names, bfloat16, with features scale and codec folded into `fc`.
+def stock_tensors(
+    drafter: Drafter, codec: Codec | None = None, head: FrozenHead | None = None
+) -> dict[str, torch.Tensor]:
+    """The trained tensors by their stock names, bfloat16, with features scale and codec folded into `fc`; of a reduced
+    vocabulary also its mapping and its rows of the head, which engines do not take from the target.
 
-    Args: codec: the one that made the features; None where features are the raw taps.
-    Raises: ExportError for a drafter that reads no states, and for a tensor that is not finite.
+    Args:
+        codec: the one that made the features; None where features are the raw taps.
+        head: the target's; needed for a reduced vocabulary.
+    Raises: ExportError for a drafter that reads no states, for a tensor that is not finite, and without a head that is
+    needed.
     """
     if not drafter.shape.features:
         raise ExportError(
@@ -36,10 +43,16 @@ def stock_tensors(drafter: Drafter, codec: Codec | None = None) -> dict[str, tor
     tensors = {name: tensor.detach().float() for name, tensor in drafter.named_parameters()}
     fc_HF = tensors["fc.weight"] * drafter.feature_scale.detach().float()
     tensors["fc.weight"] = fc_HF if codec is None else codec.fold(fc_HF)
+    ids_D = draft_ids(drafter)
+    if ids_D is not None:
+        if head is None:
+            raise ExportError("the target's head, for a reduced vocabulary's rows", "none", "give the target")
+        tensors[ROWS] = head.head_VH.cpu()[ids_D]
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ExportError("finite weights", f"NaN or infinity in {name}", "train again from an earlier checkpoint")
-    return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    stock = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    return stock if ids_D is None else {**stock, **mapping(ids_D, drafter.shape.vocab_size)}
 
 
 def export_zlab(
@@ -48,6 +61,7 @@ def export_zlab(
     codec: Codec | None = None,
     special_ids: Mapping[str, Any] | None = None,
     scales: Mapping[str, float] | None = None,
+    head: FrozenHead | None = None,
 ) -> None:
     """Write the stock folder.
 
@@ -55,7 +69,8 @@ def export_zlab(
     and compared tensor by tensor before that.
     Raises: ExportError (see `stock_tensors`), also if what lies on disk is not what was trained.
     """
-    write_folder(folder, stock_tensors(drafter, codec), stock_config(drafter.shape, special_ids or {}, scales or {}))
+    config = stock_config(drafter.shape, special_ids or {}, scales or {})
+    write_folder(folder, stock_tensors(drafter, codec, head), config)
 
 
 def write_folder(folder: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from headrace.capture.capture import store_sizes
 from headrace.capture.check import check_states
 from headrace.codec.registry import open_codec
 from headrace.codec.spec import CodecSpec
@@ -31,6 +32,7 @@ from headrace.record import digest, make_record, sample_id, segment_spans
 from headrace.store.manifest import Manifest, make_manifest
 from headrace.store.writer import StoreWriter
 from headrace.taps import Tap
+from headrace.target.quantised import read_quantisation
 from headrace.target.weights import weights_hash
 
 Ids = npt.NDArray[np.int32]
@@ -90,7 +92,7 @@ class Said:
 def take_in(peer: Peer, said: Said, to: RunFolder, progress: Progress) -> dict[str, Any]:
     """Write a peer's samples as a prepared set and states.
 
-    Returns: num_samples, num_duplicates, num_records, num_failed, num_tokens, bytes_stored, taps.
+    Returns: num_samples, num_duplicates, taps, and the sizes that a capture tells.
     Raises: ConfigError for what was not said, or does not fit the target, or another import in the folder.
     """
     config = load_config(said.target).get_text_config()
@@ -158,17 +160,12 @@ def _write(work: _Work, to: RunFolder, progress: Progress) -> dict[str, int]:
             progress.advance(done)
         progress.end()
         writer.seal()
-        num_records = len(writer.committed)
-        num_tokens = int(work.prepared.lengths[sorted(writer.committed)].sum())
-    num_failed = len(work.numbers) - num_records
-    size = int(num_tokens * spec.bytes_per_token())
-    return {"num_records": num_records, "num_failed": num_failed, "num_tokens": num_tokens, "bytes_states": size}
+    return store_sizes(to, work.prepared, codec)
 
 
 def _target(folder: Path, config: Any, dtype: str) -> dict[str, Any]:
     """The identity that a target's own folder gives."""
     tokenizer = load_tokenizer(folder)
-    quantisation = config.quantization_config if "quantization_config" in config else None
     return {
         "model": str(folder),
         "architecture": (load_config(folder).architectures or [type(config).__name__])[0],
@@ -176,7 +173,7 @@ def _target(folder: Path, config: Any, dtype: str) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
         "dtype": dtype,
-        "quantisation": "none" if quantisation is None else json.dumps(dict(quantisation), sort_keys=True, default=str),
+        "quantisation": read_quantisation(folder).identity,
         "weights_hash": weights_hash(folder),
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "template_hash": template_hash(tokenizer.chat_template or ""),

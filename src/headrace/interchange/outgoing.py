@@ -24,6 +24,7 @@ from headrace.store.reader import StoreReader
 from headrace.taps import FINAL_POST_NORM, FINAL_PRE_NORM, Tap, check_engine_order, parse_tap
 from headrace.target.head import FrozenHead, load_head
 from headrace.target.weights import weights_hash
+from headrace.token_rule import ALL_TOKENS
 
 FINALS = (FINAL_PRE_NORM, FINAL_POST_NORM)
 
@@ -58,6 +59,9 @@ class Outgoing:
         taps = tuple(parse_tap(name) for name in self.manifest.taps)
         self.final: Tap | None = taps[-1] if taps[-1] in FINALS else None
         self.feature_taps = taps[:-1] if self.final is not None else taps
+        if self.manifest.token_rule != str(ALL_TOKENS):
+            found = f"the token rule {self.manifest.token_rule}"
+            raise ExportError("states of every token, which peers read", found, "capture with capture.tokens all")
         check_engine_order(self.feature_taps, self.num_blocks)
         self.head = None if model is None else self._head(model)
         stored = self.reader.rows

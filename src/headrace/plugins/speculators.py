@@ -21,6 +21,7 @@ from headrace.record import sample_id
 from headrace.store.manifest import Manifest
 from headrace.store.reader import StoreReader
 from headrace.taps import FINAL_PRE_NORM, parse_tap, to_speculators
+from headrace.token_rule import ALL_TOKENS
 
 BACKEND = "headrace"
 _LAST_SLOT = "speculators 0.9.0 takes the last slot of every sample as the state before the final norm, in every mode"
@@ -36,6 +37,9 @@ def store_layer_ids(states: Path) -> list[int]:
     if taps[-1] != FINAL_PRE_NORM:
         hint = f"{_LAST_SLOT}: capture with capture.final_state: true"
         raise ConfigError(f"final:pre_norm as the last tap of {states}", ", ".join(manifest.taps), hint)
+    if manifest.token_rule != str(ALL_TOKENS):
+        found = f"the token rule {manifest.token_rule}"
+        raise ConfigError("states of every token, which speculators reads", found, "capture with capture.tokens: all")
     num_blocks = int(manifest.target["num_blocks"])
     return [to_speculators(tap, num_blocks) for tap in taps[:-1]]
 

@@ -130,6 +130,11 @@ class PreparedSet:
         found: bytes = batch.column("id")[place].as_py()
         return found
 
+    def ids(self) -> list[bytes]:
+        """The content-derived id of every row."""
+        batches = (self._reader.get_batch(i).column("id") for i in range(self._reader.num_record_batches))
+        return [own for batch in batches for own in batch.to_pylist()]
+
     def messages(self, row: int) -> list[dict[str, Any]]:
         """The chat a row was made from; empty for sets made from ids."""
         batch, place = self._place(row)
@@ -152,6 +157,22 @@ class PreparedSet:
                 raise PrepareError(f"a source among {sorted(set(names))}", source, "name one of them")
             chosen &= names == source
         return np.flatnonzero(chosen).astype(np.int64)
+
+    def trained_counts(self, num_ids: int, *, heldout: bool = False) -> npt.NDArray[np.int64]:
+        """How often each id is a trained token of training rows, or of held-out ones: int64 [num_ids].
+
+        Raises: PrepareError for an id beyond `num_ids`.
+        """
+        counts, row = np.zeros(num_ids, dtype=np.int64), 0
+        for number in range(self._reader.num_record_batches):
+            batch = self._reader.get_batch(number)
+            chosen = np.repeat(self.heldout[row : row + len(batch)] == heldout, self.lengths[row : row + len(batch)])
+            ids, mask = (batch.column(name).flatten().to_numpy() for name in ("input_ids", "loss_mask"))
+            found = np.bincount(ids[chosen & mask.astype(bool)], minlength=num_ids)
+            if len(found) > num_ids:
+                raise PrepareError(f"ids below {num_ids}", str(len(found) - 1), "prepare with this target's tokenizer")
+            counts, row = counts + found, row + len(batch)
+        return counts
 
     def draft(self, row: int) -> Draft:
         """A row as it was written. Raises: as `sample` does."""

@@ -125,6 +125,12 @@ def _sizes(results: dict[str, Any]) -> str:
         ("ratio", f"{raw / stored:.2f}x"),
         ("stored per token", f"{stored / tokens:,.0f} bytes"),
     ]
+    if (own := results["draft_vocabulary"]) is not None:
+        rows += [
+            ("draft vocabulary", f"{own['size']:,} of {own['target_size']:,} ids"),
+            ("trained tokens inside it", f"{own['inside']:.2%} (held-out: {own['inside_heldout']:.2%})"),
+            ("trained tokens outside, without loss", f"{own['num_outside']:,}"),
+        ]
     return "<h2>Sizes</h2>" + _table(("", ""), rows)
 
 

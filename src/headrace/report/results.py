@@ -33,7 +33,7 @@ def gather(folder: RunFolder) -> dict[str, Any]:
     """Collect the figures of a run.
 
     Returns: the evaluation's figures, `bytes_raw` and `bytes_stored` (bytes), `wall_seconds` (all stages, every start
-    of the run together) and `seconds` per stage.
+    of the run together), `seconds` per stage, and of a reduced `draft_vocabulary` its size and coverage, else None.
     Raises: HeadraceError when the run was not captured or evaluated yet.
     """
     evaluation = _finished(folder.evaluation, "an evaluation", "headrace eval")
@@ -46,6 +46,8 @@ def gather(folder: RunFolder) -> dict[str, Any]:
     results["num_tokens"] = captured["num_tokens"]
     results["wall_seconds"] = round(sum(seconds.values()), 1)
     results["seconds"] = seconds
+    trained = read_stage(folder.train()) or {}
+    results["draft_vocabulary"] = (trained.get("summary") or {}).get("draft_vocabulary")
     return results
 
 

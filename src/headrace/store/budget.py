@@ -35,10 +35,13 @@ def expected_bytes(lengths: Iterable[int], bytes_per_token: float) -> int:
     return int(payload + overhead) + SHARD_OVERHEAD
 
 
-def check_room(root: Path, held: int, expected: int, max_bytes: int | None) -> None:
+def check_room(root: Path, held: int, expected: int, max_bytes: int | None, staged: int | None = None) -> None:
     """Refuse a capture that cannot end, before it begins.
 
-    Args: held: bytes the store has now. expected: bytes that are still to come.
+    Args:
+        held: bytes the store has now.
+        expected: bytes that are still to come.
+        staged: bytes that lie in the folder at once; None: all of them.
     Raises: StoreFull when they do not fit into the budget, or on the disk.
     """
     if max_bytes is not None and held + expected > max_bytes:
@@ -46,6 +49,7 @@ def check_room(root: Path, held: int, expected: int, max_bytes: int | None) -> N
         hint = "raise it, choose a smaller capture.codec, or prepare fewer samples"
         raise StoreFull(f"states within store.max_bytes {max_bytes:,}", found, hint)
     free = shutil.disk_usage(root).free
-    if expected > free:
+    needed = expected if staged is None else min(expected, staged)
+    if needed > free:
         hint = "free space, choose a smaller capture.codec, or prepare fewer samples"
-        raise StoreFull(f"{expected:,} bytes free for states at {root}", f"{free:,}", hint)
+        raise StoreFull(f"{needed:,} bytes free for states at {root}", f"{free:,}", hint)

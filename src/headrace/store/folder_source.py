@@ -15,7 +15,7 @@ from typing import Any
 from headrace.errors import StoreError
 from headrace.record import Record
 from headrace.source import Hole, Position
-from headrace.store.reader import DamagedRecord, StoreReader
+from headrace.store.reader import DamagedRecord, StoredRecord, StoreReader
 
 DAMAGED_SHARE = 0.01  # more damaged records than this share, and than DAMAGED_FEW, stop the run
 DAMAGED_FEW = 8
@@ -27,12 +27,15 @@ class FolderSource:
     `damaged` maps rows found damaged so far to what was found.
     """
 
-    def __init__(self, root: Path, read_ahead: int, num_threads: int = 2) -> None:
-        """Args: read_ahead: records held ahead of the consumer, at least 1. Raises: StoreError as StoreReader does."""
+    def __init__(self, root: Path | StoreReader, read_ahead: int, num_threads: int = 2) -> None:
+        """Args: root: the folder, or a reader. read_ahead: records held ahead of the consumer, at least 1.
+
+        Raises: StoreError as StoreReader does.
+        """
         if read_ahead < 1 or num_threads < 1:
             found = f"read_ahead {read_ahead} and num_threads {num_threads}"
             raise StoreError("read_ahead and num_threads of at least 1", found, "raise train.read_ahead")
-        self.reader = StoreReader(root)
+        self.reader = root if isinstance(root, StoreReader) else StoreReader(root)
         self._read_ahead = read_ahead
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace-read")
         self._changing = threading.Lock()
@@ -56,7 +59,7 @@ class FolderSource:
         ahead: deque[Future[Record | Hole]] = deque()
         try:
             for position in positions:
-                ahead.append(self._threads.submit(self._read, position))
+                ahead.append(self._threads.submit(self.read, position))
                 if len(ahead) > self._read_ahead:
                     yield ahead.popleft().result()
             while ahead:
@@ -78,7 +81,8 @@ class FolderSource:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self.reader.close()
 
-    def _read(self, position: Position) -> Record | Hole:
+    def read(self, position: Position) -> Record | Hole:
+        """The item of one position, read by the caller's own thread. Raises: as `records`."""
         hole = self._holes.get(position.row)
         if hole is not None:
             return hole
@@ -86,6 +90,10 @@ class FolderSource:
             return self.reader.read(position.row, position.id)
         except DamagedRecord as exc:
             return self._declare(position, exc)
+
+    def stored(self, position: Position) -> StoredRecord | Hole:
+        """The item of one position, to be passed on; nothing is read yet. Raises: StoreError where there is none."""
+        return self._holes.get(position.row) or self.reader.stored(position.row, position.id)
 
     def _declare(self, position: Position, error: DamagedRecord) -> Hole:
         """Make a damaged record a hole that stays one: later epochs do not ask the disk again."""

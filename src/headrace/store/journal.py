@@ -129,7 +129,7 @@ def append_journal(path: Path, index: Rows, generation: int, number: int) -> Non
     journal = AppendFile(path)
     try:
         new = journal.num_bytes == 0
-        journal.write((HEADER if new else b"") + _block(index, generation, number, len(index)))
+        journal.write((HEADER if new else b"") + block(index, generation, number, len(index)))
         journal.sync()
     finally:
         journal.close()
@@ -138,25 +138,31 @@ def append_journal(path: Path, index: Rows, generation: int, number: int) -> Non
 
 
 def rewrite_journal(path: Path, rows: Rows, shards: Mapping[Key, int]) -> None:
-    """Replace a journal by one with these rows, atomically.
+    """Replace a journal by one with these rows, atomically. Args: as `blocks_of`."""
+    write_atomic(path, HEADER + blocks_of(rows, shards))
+
+
+def blocks_of(rows: Rows, shards: Mapping[Key, int]) -> bytes:
+    """A journal's blocks that hold these rows.
 
     Args: shards: every shard that gets a block, also one without rows, and its rows in the shard itself.
     """
     rows = rows[np.lexsort((rows["offset"], rows["shard_number"], rows["shard_generation"]))]
     index = index_rows(rows)
-    blocks, start = [HEADER], 0
+    blocks, start = [], 0
     for key in sorted(shards):
         stop = start
         while stop < len(rows) and (rows["shard_generation"][stop], rows["shard_number"][stop]) == key:
             stop += 1
-        blocks.append(_block(index[start:stop], *key, shards[key]))
+        blocks.append(block(index[start:stop], *key, shards[key]))
         start = stop
     if start != len(rows):
         raise StoreError("rows of the shards named", f"{len(rows) - start} of others", "this is a fault of headrace")
-    write_atomic(path, b"".join(blocks))
+    return b"".join(blocks)
 
 
-def _block(index: Rows, generation: int, number: int, shard_rows: int) -> bytes:
+def block(index: Rows, generation: int, number: int, shard_rows: int) -> bytes:
+    """The block of shard (generation, number), which has `shard_rows` rows of its own."""
     head = np.zeros(1, BLOCK_DTYPE)
     head["mark"], head["num_rows"], head["shard_rows"] = MARK, len(index), shard_rows
     head["generation"], head["number"] = generation, number

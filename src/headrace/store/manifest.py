@@ -13,9 +13,10 @@ from typing import Any
 
 import headrace
 from headrace.codec.spec import CodecSpec
-from headrace.errors import CodecError, StoreError
+from headrace.errors import CodecError, ConfigError, StoreError
 from headrace.files import write_atomic
 from headrace.store.digested import dump_digested, load_digested
+from headrace.token_rule import ALL_TOKENS, TokenRule
 
 FORMAT = "headrace-store"
 VERSION = 1
@@ -40,8 +41,8 @@ class Manifest:
     """Identity and provenance of a states folder.
 
     `target` holds the fields of TARGET_IDENTITY; `norms` says for each tap whether the target's final norm was
-    applied (`none` or `final`); `token_rule` which tokens have states (`all`); `prepared` is the fingerprint of the
-    prepared set, whose rows the records are.
+    applied (`none` or `final`); `token_rule` which tokens have states (headrace/token_rule.py); `prepared` is the
+    fingerprint of the prepared set, whose rows the records are.
     """
 
     target: Mapping[str, Any]
@@ -94,7 +95,11 @@ class Manifest:
 
     def write(self, root: Path) -> None:
         """Write `manifest.json` atomically."""
-        write_atomic(root / FILE_NAME, dump_digested(self.to_json(), indent=1) + "\n")
+        write_atomic(root / FILE_NAME, self.to_text())
+
+    def to_text(self) -> str:
+        """The text of manifest.json."""
+        return dump_digested(self.to_json(), indent=1) + "\n"
 
     @classmethod
     def read(cls, root: Path) -> "Manifest":
@@ -104,16 +109,22 @@ class Manifest:
             content = path.read_bytes()
         except OSError as exc:
             raise StoreError("a states folder", f"no readable {path}", "run capture first, or check the path") from exc
+        return cls.parse(content, str(path))
+
+    @classmethod
+    def parse(cls, content: bytes, path: str) -> "Manifest":
+        """Read the text of `manifest.json`, found at `path`. Raises: as `read`."""
         if not content.endswith(b"\n"):
             raise StoreError(f"{path} as headrace wrote it", "its end is missing", "restore it from a copy")
-        value = load_digested(content[:-1], str(path), indent=1)
+        value = load_digested(content[:-1], path, indent=1)
         if (value.get("format"), value.get("version")) != (FORMAT, VERSION):
             found = f"{value.get('format')} version {value.get('version')}"
             raise StoreError(f"{FORMAT} version {VERSION}", found, "open it with the release that wrote it")
-        return cls._from_json(value, path)
+        return cls.from_json(value, path)
 
     @classmethod
-    def _from_json(cls, value: Mapping[str, Any], path: Path) -> "Manifest":
+    def from_json(cls, value: Mapping[str, Any], where: str) -> "Manifest":
+        """What `to_json` gave, found at `where`. Raises: StoreError for a field that is missing or wrong."""
         try:
             identity = dict(value["identity"])
             return cls(
@@ -123,15 +134,20 @@ class Manifest:
                 dtype=identity["dtype"],
                 codec=CodecSpec.from_json(identity["codec"]),
                 prepared=identity["prepared"],
-                token_rule=identity["token_rule"],
+                token_rule=str(TokenRule.parse(identity["token_rule"])),
                 provenance=value["provenance"],
             )
-        except (KeyError, TypeError, CodecError) as exc:
-            raise StoreError("every field of a manifest", f"{path}: {exc}", "see docs/formats/store-1.md") from exc
+        except (KeyError, TypeError, CodecError, ConfigError) as exc:
+            raise StoreError("every field of a manifest", f"{where}: {exc}", "see docs/formats/store-1.md") from exc
 
 
 def make_manifest(
-    target: Mapping[str, Any], taps: Sequence[str], codec: CodecSpec, prepared: str, extra: Mapping[str, Any]
+    target: Mapping[str, Any],
+    taps: Sequence[str],
+    codec: CodecSpec,
+    prepared: str,
+    extra: Mapping[str, Any],
+    token_rule: TokenRule = ALL_TOKENS,
 ) -> Manifest:
     """Make the manifest of a capture.
 
@@ -154,6 +170,7 @@ def make_manifest(
         dtype=codec.dtype,
         codec=codec,
         prepared=prepared,
+        token_rule=str(token_rule),
         provenance={**told, **versions, **extra, "created": created},
     )
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,10 @@ class Mended:
     notes: tuple[str, ...]
 
 
-def mend(root: Path) -> Mended:
+def mend(root: Path, elsewhere: Mapping[Key, int] = MappingProxyType({})) -> Mended:
     """Salvage open shards, index what no journal block names, drop blocks whose shard is gone. Needs the lock.
 
+    Args: elsewhere: bytes of shards that are kept in another place than the folder.
     Raises: StoreError where there is no folder of shards.
     """
     shards = root / "shards"
@@ -62,6 +64,7 @@ def mend(root: Path) -> Mended:
         path.unlink()  # left by a kill between two renames; everything in it is sealed or salvaged by now
     names = {key: name for name, key in sealed_shards(root).items()}
     sizes = {key: os.stat(f"{shards}/{name}").st_size for key, name in names.items()}  # a Path costs ten times as much
+    sizes.update(elsewhere)
     found = _readable_journal(root / FILE_NAME, notes)
     kept = _sound_blocks(found, sizes, notes)
     listed = set(kept)

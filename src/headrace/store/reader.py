@@ -11,13 +11,13 @@ import threading
 import weakref
 from collections import OrderedDict
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import StoreError
-from headrace.record import Record, Segment, segment_from_message
+from headrace.record import Record, Segment, digest, segment_from_message
 from headrace.store import failures, journal
 from headrace.store.buffers import ReadBuffers
 from headrace.store.failures import Failure, read_failures
@@ -28,7 +28,7 @@ from headrace.store.shard import Key, Rows, shard_name
 
 READ_BYTES = 64 * 1024 * 1024  # a longer record takes one read for each so many bytes of segments
 _MAX_OPEN_FILES = 64
-_HINT = "run store repair, then capture again: it makes only the rows that are lost"
+STAGING_MARK = "owner"  # in a folder from which shards go to an address
 
 
 class DamagedRecord(StoreError):
@@ -38,14 +38,17 @@ class DamagedRecord(StoreError):
 class StoreReader:
     """A snapshot of a store. `manifest` says of what; `failures` maps rows the target could not give."""
 
-    def __init__(self, root: Path) -> None:
-        """Raises: StoreError for a folder without states, or a damaged manifest, journal or list of failures."""
+    def __init__(self, root: Path, shards: "Shards | None" = None) -> None:
+        """Args: shards: where the shards are, if not in this folder.
+
+        Raises: StoreError for a folder without states, or a damaged manifest, journal or list of failures.
+        """
         self.root = root
         self.manifest = Manifest.read(root)
         rows = read_journal(root / journal.FILE_NAME)
         self._index = RecordIndex(rows)
         self.failures: dict[int, Failure] = read_failures(root / failures.FILE_NAME)
-        self._files = _Files(root / "shards")
+        self._files = shards or _Files(root / "shards")
         self._buffers = ReadBuffers()
 
     @property
@@ -79,11 +82,11 @@ class StoreReader:
         return self._index.total("length")
 
     def missing_shards(self) -> list[str]:
-        """File names of shards that hold records by the journal, and are not on the disk now."""
+        """File names of shards that hold records by the journal, and are not there now."""
         rows = self._index.newest()
         keys = set(zip(rows["shard_generation"].tolist(), rows["shard_number"].tolist(), strict=True))
         named = {shard_name(*key) for key in keys}
-        return sorted(name for name in named if not (self.root / "shards" / name).is_file())
+        return sorted(named - self._files.names())
 
     def __contains__(self, row: int) -> bool:
         return bool(self._index.candidates(row))
@@ -104,7 +107,7 @@ class StoreReader:
         raise error
 
     def read_tokens(self, row: int, id: bytes, start: int, end: int) -> tuple[Segment, ...]:
-        """Read only the segments that hold tokens [start, end) of a row, in order.
+        """Read only the segments that hold tokens [start, end) of those stored of a row, in order.
 
         A payload is cut nowhere but at segments: the first and the last one may hold tokens outside the range.
         Raises: as `read`; StoreError for a range that is empty or not within the sample.
@@ -123,6 +126,10 @@ class StoreReader:
         assert error is not None
         raise error
 
+    def stored(self, row: int, id: bytes) -> "StoredRecord":
+        """The newest record of a row, to be passed on; nothing is read yet. Raises: as `read`, but for damage."""
+        return StoredRecord(self, [_Place(*segment) for segment in self._candidates(row, id)[0].tolist()])
+
     def entries(self) -> Rows:
         """JOURNAL_DTYPE [S]: segments of the newest record of every row, by row and segment."""
         return self._index.newest()
@@ -139,7 +146,9 @@ class StoreReader:
     def _found(self, row: int) -> list[Rows]:
         candidates = self._index.candidates(row)
         if not candidates:
-            raise StoreError(f"a record of row {row}", f"none in {self.root}", "run capture; it makes what is missing")
+            raise StoreError(
+                f"a record of row {row}", f"none in {self._files.where}", "run capture; it makes what is missing"
+            )
         return candidates
 
     def _candidates(self, row: int, id: bytes) -> list[Rows]:
@@ -147,7 +156,7 @@ class StoreReader:
         stored = bytes(candidates[0]["id"][0])
         if stored != id:
             hint = "read with the prepared set these states were captured from"
-            raise StoreError(f"row {row} with id {id.hex()}", f"{stored.hex()} in {self.root}", hint)
+            raise StoreError(f"row {row} with id {id.hex()}", f"{stored.hex()} in {self._files.where}", hint)
         return candidates
 
     def _read_segments(self, rows: Rows) -> tuple[Segment, ...]:
@@ -169,23 +178,62 @@ class StoreReader:
             return buffer[: self._files.read(place.shard, offset, buffer)]
         except OSError as exc:
             if exc.errno == errno.EIO:  # a bad place on a disk that is there
-                raise DamagedRecord(self._whole(place), f"offset {offset}: {exc.strerror}", _HINT) from exc
-            raise StoreError(self._whole(place), f"offset {offset}: {exc.strerror}", _HINT) from exc
+                raise DamagedRecord(self._whole(place), f"offset {offset}: {exc.strerror}", self._files.hint) from exc
+            raise StoreError(self._whole(place), f"offset {offset}: {exc.strerror}", self._files.hint) from exc
 
     def _segment(self, place: "_Place", message: memoryview) -> Segment:
         offset, length = place.offset, place.length
         if len(message) != length:
-            raise DamagedRecord(self._whole(place), f"{len(message)} of {length} bytes at offset {offset}", _HINT)
+            raise DamagedRecord(
+                self._whole(place), f"{len(message)} of {length} bytes at offset {offset}", self._files.hint
+            )
         try:
             segment = segment_from_message(message, place.digest)
         except StoreError as exc:
-            raise DamagedRecord(self._whole(place), f"digest {exc.args[1]} at offset {offset}", _HINT) from exc
+            raise DamagedRecord(
+                self._whole(place), f"digest {exc.args[1]} at offset {offset}", self._files.hint
+            ) from exc
         if _key(segment) != place[:5]:
-            raise DamagedRecord(self._whole(place), f"another segment, {_key(segment)}, at offset {offset}", _HINT)
+            raise DamagedRecord(
+                self._whole(place), f"another segment, {_key(segment)}, at offset {offset}", self._files.hint
+            )
         return segment
 
+    def _message(self, place: "_Place") -> memoryview:
+        message = self._pread(place, place.offset, place.length)
+        if len(message) != place.length or digest(message) != place.digest:
+            found = f"other bytes at offset {place.offset}"
+            raise DamagedRecord(self._whole(place), found, self._files.hint)
+        return message
+
     def _whole(self, place: "_Place") -> str:
-        return f"segment {place.segment} of row {place.row} intact in {self.root / 'shards' / shard_name(*place.shard)}"
+        return f"segment {place.segment} of row {place.row} intact in {self._files.where}/{shard_name(*place.shard)}"
+
+
+class StoredRecord:
+    """A record as it is passed on: each segment read when it is asked for, its digest checked, nothing parsed.
+
+    `lengths`: bytes of each segment's message, known from the index.
+    """
+
+    def __init__(self, reader: StoreReader, places: "list[_Place]") -> None:
+        self._reader, self._places = reader, places
+        self.row, self.id = places[0].row, places[0].id
+        self.lengths = tuple(place.length for place in places)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all messages: payload, ids, mask and framing."""
+        return sum(self.lengths)
+
+    def message(self, segment: int) -> tuple[memoryview, bytes]:
+        """A segment's message and its digest. Raises: DamagedRecord; StoreError where the disk does not answer."""
+        place = self._places[segment]
+        return self._reader._message(place), place.digest
+
+    def record(self) -> Record:
+        """The whole record, parsed. Raises: as `message`."""
+        return Record(tuple(segment_from_message(*self.message(k)) for k in range(len(self._places))))
 
 
 class _Place(NamedTuple):
@@ -225,6 +273,28 @@ def _key(segment: Segment) -> tuple[int, bytes, int, int, int]:
     return segment.row, segment.id, segment.generation, segment.segment, segment.num_segments
 
 
+class Shards(Protocol):
+    """Where a reader finds shards: a folder or objects. `where` names it in messages, `hint` says how to mend it."""
+
+    where: str
+    hint: str
+
+    def read(self, shard: Key, offset: int, buffer: memoryview) -> int:
+        """Fill the buffer from `offset`; how many bytes there were, fewer at the end of the shard.
+
+        Raises: OSError for a shard that is not there, or a disk that does not answer.
+        """
+        ...
+
+    def names(self) -> set[str]:
+        """File names of the shards that are there."""
+        ...
+
+    def clear(self) -> None:
+        """Release what is open; a later read opens it again."""
+        ...
+
+
 class _File:
     """A descriptor that closes when nobody reads from it any more, even if it has left the cache meanwhile."""
 
@@ -236,8 +306,12 @@ class _File:
 class _Files:
     """Open shards, least recently used first, at most _MAX_OPEN_FILES."""
 
+    hint = "run store repair, then capture again: it makes only the rows that are lost"
+
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self.where = folder, str(folder)
+        if (folder.parent / STAGING_MARK).is_file():
+            self.hint = "shards of this folder were moved to store.at: read the states there, or capture without it"
         self._open: OrderedDict[Key, _File] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -245,6 +319,9 @@ class _Files:
         """Fill the buffer from `offset`; how many bytes there were, fewer at the end of the file."""
         file = self._get(shard)
         return os.preadv(file.descriptor, [buffer], offset)
+
+    def names(self) -> set[str]:
+        return {path.name for path in self._folder.glob("*.arrow")}
 
     def clear(self) -> None:
         with self._lock:

@@ -46,19 +46,19 @@ def verify(root: Path, progress: Progress | None = None, payloads: bool = True) 
     Raises: StoreError when there is no readable manifest, or no folder of shards: then nothing else can be judged.
     """
     manifest = Manifest.read(root)
-    found = _verify_basis(root, manifest) + _verify_failures(root)
+    found = verify_basis(root, manifest) + _verify_failures(root)
     names = {key: name for name, key in sealed_shards(root).items()}
     listed, damage = _verify_journal(root)
     found += damage
     sizes = {key: (root / "shards" / name).stat().st_size for key, name in names.items()}
     done = 0
     for key, name in names.items():
-        found += _verify_shard(root, name, _rows_of(listed, key), payloads)
+        found += verify_shard(root, name, rows_of(listed, key), payloads)
         done += sizes[key]
         if progress is not None:
             progress(done, sum(sizes.values()))
     for key in sorted(set(listed.starts) - set(names)):
-        gone = _rows_of(listed, key)
+        gone = rows_of(listed, key)
         found += [Damage(shard_name(*key), int(r["offset"]), int(r["row"]), "no such shard") for r in gone]
     if not damage and not set(names) <= set(listed.starts):
         time.sleep(_SECONDS_TO_LIST)
@@ -67,7 +67,8 @@ def verify(root: Path, progress: Progress | None = None, payloads: bool = True) 
     return found
 
 
-def _verify_basis(root: Path, manifest: Manifest) -> list[Damage]:
+def verify_basis(root: Path, manifest: Manifest) -> list[Damage]:
+    """Whether the basis that a manifest names is there, with its digest."""
     expected = manifest.codec.parameters.get("basis")
     if expected is None:
         return []
@@ -96,12 +97,13 @@ def _verify_journal(root: Path) -> tuple[Journal, list[Damage]]:
     return found, [Damage(journal.FILE_NAME, offset, -1, wrong) for offset in found.damaged_at]
 
 
-def _rows_of(listed: Journal, key: Key) -> Rows:
+def rows_of(listed: Journal, key: Key) -> Rows:
+    """Index rows that the journal lists of a shard."""
     start, count = listed.starts.get(key, (0, 0))
     return index_rows(listed.rows[start : start + count])
 
 
-def _verify_shard(root: Path, name: str, listed: Rows, payloads: bool) -> list[Damage]:
+def verify_shard(root: Path, name: str, listed: Rows, payloads: bool) -> list[Damage]:
     """One shard: its own index, whether the journal agrees with it, every message."""
     path, found = root / "shards" / name, []
     try:

@@ -26,8 +26,9 @@ from headrace.store.journal import append_journal, journal_rows, rewrite_journal
 from headrace.store.lock import StoreLock, disk_errors
 from headrace.store.manifest import FILE_NAME as MANIFEST_NAME
 from headrace.store.manifest import Manifest
-from headrace.store.mend import mend
-from headrace.store.shard import ShardWriter, shard_name
+from headrace.store.mend import Mended, mend
+from headrace.store.shard import Rows, ShardWriter, shard_name
+from headrace.token_rule import TokenRule
 
 
 class StoreWriter:
@@ -70,9 +71,7 @@ class StoreWriter:
             make_durable_folder(root / "shards")
             self._lock = StoreLock(root)
             stack.callback(self._lock.release)
-            self._check_manifest()
-            mended = mend(root)
-            mend_failures(root / failures.FILE_NAME)
+            mended = self._take_over()
             self.failed: dict[int, Failure] = read_failures(root / failures.FILE_NAME)
             stack.pop_all()
         self.notes.extend(mended.notes)
@@ -127,7 +126,7 @@ class StoreWriter:
             if self._shard is None:
                 return
             index = self._shard.seal()
-            append_journal(self.root / journal.FILE_NAME, index, self.generation, self._next_number)
+            self._list(index, self._next_number)
             self.num_bytes += self._shard.num_bytes + journal.size(len(index), 1) - journal.size(0, 0)
             self._shard = None
             self._shards[self.generation, self._next_number] = len(index)
@@ -164,6 +163,17 @@ class StoreWriter:
     ) -> None:
         self.close()
 
+    def _take_over(self) -> Mended:
+        """Bring the store into a state to go on from; the lock is held."""
+        self._check_manifest()
+        mended = mend(self.root)
+        mend_failures(self.root / failures.FILE_NAME)
+        return mended
+
+    def _list(self, index: Rows, number: int) -> None:
+        """Make a sealed shard count."""
+        append_journal(self.root / journal.FILE_NAME, index, self.generation, number)
+
     def _check_manifest(self) -> None:
         if (self.root / MANIFEST_NAME).exists():
             stored = Manifest.read(self.root)
@@ -190,7 +200,8 @@ class StoreWriter:
             raise StoreError(f"row {row} with id {known[0].hex()}", record.id.hex(), "the prepared set has changed")
         if known is not None and known[1] == self.generation:
             raise StoreError("each row once a generation", f"row {row} again in generation {known[1]}", hint)
-        start = 0
+        windowed = TokenRule.parse(self.manifest.token_rule).window is not None
+        start = record.segments[0].token_start if windowed else 0
         for k, segment in enumerate(record.segments):
             numbers = (segment.row, segment.id, segment.segment, segment.num_segments, segment.token_start)
             if numbers != (row, record.id, k, len(record.segments), start):
@@ -211,9 +222,16 @@ class StoreWriter:
 
     def _compact(self) -> None:
         if self._superseded:
-            newest = RecordIndex(np.concatenate(self._rows)).newest()
             with self._guarded():
-                rewrite_journal(self.root / journal.FILE_NAME, newest, self._shards)
+                rewrite_journal(self.root / journal.FILE_NAME, self._newest(), self._shards)
+
+    def _newest(self) -> Rows:
+        return RecordIndex(np.concatenate(self._rows)).newest()
+
+    @property
+    def staged_bytes(self) -> int | None:
+        """Bytes that the folder holds at once while shards move on to another place; None: they stay."""
+        return None
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

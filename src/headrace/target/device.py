@@ -29,6 +29,13 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def run_dtype(named: str, device: torch.device) -> str:
+    """The dtype that a target runs in: the one that is named, or what `auto` means on a device."""
+    if named != "auto":
+        return named
+    return "bfloat16" if fast_bfloat16(device) else "float32"
+
+
 def fast_bfloat16(device: torch.device) -> bool:
     """Whether the device multiplies bfloat16 matrices in hardware."""
     if device.type == "cuda":

@@ -22,7 +22,7 @@ from headrace.prepare.template import read_template, template_hash, tokenizer_ha
 from headrace.taps import Tap
 from headrace.target.base import Generated, TargetSpec
 from headrace.target.demo import demo_target_folder
-from headrace.target.device import choose_device, fast_bfloat16
+from headrace.target.device import choose_device, run_dtype
 from headrace.target.generate import Decoding, generate, stop_ids
 from headrace.target.hooks import PassEnded, Taps, hooked, text_part
 from headrace.target.quantised import Quantisation, check_runs, read_quantisation
@@ -107,28 +107,41 @@ def load_target(cfg: TargetConfig, folder: Path | None = None) -> TransformersTa
     folder = folder or target_folder(cfg.model)
     Weights(folder)  # a file that is cut off is named here
     device = choose_device(cfg.device)
-    dtype = cfg.dtype if cfg.dtype != "auto" else "bfloat16" if fast_bfloat16(device) else "float32"
+    dtype = run_dtype(cfg.dtype, device)
     quantised = read_quantisation(folder)
     check_runs(quantised, folder)
     model = _load_model(folder, device, dtype, quantised)
+    engine = ("transformers", f"{transformers.__version__} torch {torch.__version__}")
     tokenizer = load_tokenizer(folder)
+    spec = read_spec(cfg, folder, tokenizer, type(model).__name__, dtype, engine)
+    return TransformersTarget(spec, model, tokenizer, folder)
+
+
+def read_spec(
+    cfg: TargetConfig,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    architecture: str,
+    dtype: str,
+    engine: tuple[str, str],
+) -> TargetSpec:
+    """A target's identity, from its files. Args: engine: what runs it, and which version of that."""
+    config = load_config(folder).get_text_config()
     template = read_template(cfg.chat_template) if cfg.chat_template else tokenizer.chat_template
-    config = model.config.get_text_config()
-    spec = TargetSpec(
+    return TargetSpec(
         model=cfg.model,
-        architecture=type(model).__name__,
+        architecture=architecture,
         num_blocks=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         dtype=dtype,
-        quantisation=quantised.identity,
+        quantisation=read_quantisation(folder).identity,
         weights_hash=weights_hash(folder),
         tokenizer_hash=tokenizer_hash(tokenizer),
         template_hash=template_hash(template or ""),
-        engine="transformers",
-        engine_version=f"{transformers.__version__} torch {torch.__version__}",
+        engine=engine[0],
+        engine_version=engine[1],
     )
-    return TransformersTarget(spec, model, tokenizer, folder)
 
 
 def target_folder(model: str) -> Path:

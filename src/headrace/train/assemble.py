@@ -4,7 +4,7 @@ In: a run file and a run's folder. Out: these parts, checked to belong together 
 head), and the identity that a resumed run must share. The target itself is never loaded. The floor opens no store.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from headrace.codec.registry import open_codec
 from headrace.codec.spec import CodecSpec
 from headrace.config import OrderConfig, RunFile, RunFolder, TrainConfig
 from headrace.drafter.derive import Derived, derive
+from headrace.drafter.draft_vocabulary import DraftVocabulary, reduced, settle
 from headrace.drafter.model import Drafter
 from headrace.drafter.shape import DrafterShape
 from headrace.drafter.speculators import load_any
@@ -26,7 +27,9 @@ from headrace.prepare.model_files import load_config, load_generation_config, lo
 from headrace.prepare.prepared import PreparedSet
 from headrace.record import digest
 from headrace.source import Source
-from headrace.store.folder_source import FolderSource
+from headrace.store.remote import open_source
+from headrace.store.verify import BASIS_NAME
+from headrace.stream.client import StreamSource
 from headrace.taps import Tap, default_taps, feature_taps, parse_taps
 from headrace.target.demo import DEMO_MASK_TOKEN_ID
 from headrace.target.device import choose_device, fast_bfloat16
@@ -34,6 +37,7 @@ from headrace.target.head import FrozenHead, load_head
 from headrace.target.transformers_target import target_folder
 from headrace.target.unused import unused_row
 from headrace.target.weights import weights_hash
+from headrace.token_rule import ALL_TOKENS, TokenRule
 from headrace.train.batches import Plan, Reader, plan_steps
 from headrace.train.scale import measure_feature_scale
 
@@ -47,7 +51,8 @@ class Parts:
     """Everything a run needs; `source` and `codec` are None for the floor.
 
     `train` are the run's settings with nothing left to decide; `made_from` goes into every checkpoint, `identity` into
-    stage.json; `reasons` say why the drafter has the shape it has; `start` is the drafter it goes on from, if any.
+    stage.json; `reasons` say why the drafter has the shape it has; `start` is the drafter it goes on from, if any;
+    `rule` says which tokens have states.
     """
 
     train: TrainConfig
@@ -62,20 +67,29 @@ class Parts:
     identity: dict[str, Any]
     reasons: tuple[str, ...] = ()
     start: Drafter | None = None
+    rule: TokenRule = ALL_TOKENS
+    vocabulary: DraftVocabulary | None = None
 
     @property
     def reader(self) -> Reader:
         """Samples with features."""
-        return Reader(self.prepared, self.source, self.codec, self.shape.num_features)
+        return Reader(self.prepared, self.source, self.codec, self.shape.num_features, self.rule)
 
-    def new_drafter(self, seed: int) -> Drafter:
-        """An untrained drafter on the run's device, its feature scale measured unless train.scale_taps is off."""
+    def new_drafter(self, seed: int, told: Callable[[str], None] | None = None) -> Drafter:
+        """An untrained drafter on the run's device, its feature scale measured unless train.scale_taps is off.
+
+        Args: told: is told what a drafter that is gone on from loses in the codec's coordinates.
+        """
         drafter = Drafter(self.shape, seed)
         if self.source is not None and self.train.scale_taps:
             scale_F = measure_feature_scale(self.reader, self.prepared, self._num_scales())
             drafter.feature_scale.copy_(scale_F)
+        if self.vocabulary is not None:
+            self.vocabulary.give(drafter)
         if self.start is not None:
-            start_from(drafter, self.start, self.codec)
+            lost = start_from(drafter, self.start, self.codec)
+            if told is not None and self.codec is not None:
+                told(f"of its fc's energy, the codec's directions hold {1 - lost**2:.2%} and lose {lost**2:.2%}")
         return drafter.to(self.device)
 
     def _num_scales(self) -> int:
@@ -101,16 +115,18 @@ def assemble(cfg: RunFile, folder: RunFolder, features: bool) -> Parts:
     model = target_folder(cfg.target.model)
     config = load_config(model)
     num_blocks = int(config.get_text_config().num_hidden_layers)
-    own = weights_hash(model)
+    weights = weights_hash(model)
     source: Source | None = None
     codec: Codec | None = None
     stored: tuple[Tap, ...] = ()
+    rule = ALL_TOKENS
     if features:
-        source = FolderSource(folder.states, cfg.train.read_ahead)
+        source = _open_source(cfg, folder)
         manifest = source.manifest()["identity"]
-        _check_states(manifest, prepared, own)
+        _check_states(manifest, prepared, weights)
         codec = open_codec(CodecSpec.from_json(manifest["codec"]), folder.states)
         stored = parse_taps(manifest["taps"], num_blocks)
+        rule = TokenRule.parse(manifest["token_rule"])
         taps = feature_taps(stored)
         num_features = codec.num_features * len(taps) // len(stored)
     else:
@@ -120,23 +136,38 @@ def assemble(cfg: RunFile, folder: RunFolder, features: bool) -> Parts:
     start = _start(cfg, num_blocks)
     derived = _derived(cfg, model, config, taps, num_features, features, start)
     _check_objective(cfg.train, source is not None and len(taps) < len(stored))
+    _check_window(rule, derived.shape)
     device = choose_device(cfg.target.device)
     train = cfg.train if cfg.train.autocast is not None else _decide_autocast(cfg.train, device)
     head = load_head(model, config).to(device, torch.bfloat16 if train.autocast else torch.float32)
+    size, shape, reasons = cfg.drafter.draft_vocabulary, derived.shape, derived.reasons
+    always = [] if size is None else special_ids(model, config)["eos"]
+    vocabulary = settle(size, start, prepared, shape.vocab_size, always)
+    if vocabulary is not None:
+        shape, head = vocabulary.shape(shape), reduced(head, vocabulary.ids_D)
+        reasons = (*reasons, f"drafter.draft_vocabulary {vocabulary.coverage}")
     made_from = {
-        "shape": derived.shape.to_json(),
+        "shape": shape.to_json(),
         "features": features,
         "codec": codec.spec.to_json() if codec is not None else None,
         "prepared": prepared.fingerprint,
-        "target": {"model": cfg.target.model, "weights_hash": own},
+        "target": {"model": cfg.target.model, "weights_hash": weights},
     }
-    identity = {**made_from, "target": {"weights_hash": own}, **_settings(cfg.order, train)}  # a model may move
+    identity = {**made_from, "target": {"weights_hash": weights}, **_settings(cfg.order, train)}  # a model may move
     if cfg.drafter.init_from is not None:
         identity["drafter.init_from"] = digest((Path(cfg.drafter.init_from).expanduser() / WEIGHTS).read_bytes()).hex()
     plan = plan_steps(prepared, cfg.order, train)
-    return Parts(
-        train, derived.shape, head, prepared, plan, source, codec, device, made_from, identity, derived.reasons, start
-    )
+    own = (made_from, identity, reasons, start, rule, vocabulary)
+    return Parts(train, shape, head, prepared, plan, source, codec, device, *own)
+
+
+def _open_source(cfg: RunFile, folder: RunFolder) -> Source:
+    """The servers that the run file names, else the store; a fitted basis comes into the run's folder of states."""
+    if cfg.source is None:
+        return open_source(cfg.store.at, folder.states, cfg.train.read_ahead)
+    source = StreamSource(cfg.source, cfg.stream, log=folder.root / "stream.jsonl")
+    source.basis(folder.states / BASIS_NAME)
+    return source
 
 
 def _start(cfg: RunFile, num_blocks: int) -> Drafter | None:
@@ -164,6 +195,16 @@ def _check_objective(cfg: TrainConfig, has_final: bool) -> None:
             f"the target's last states, for train.objective {cfg.objective}",
             "none in the store (the floor reads no store at all)",
             "capture with capture.final_state true; or train with objective ce, or with floor false",
+        )
+
+
+def _check_window(rule: TokenRule, shape: DrafterShape) -> None:
+    windows = [shape.window(layer) for layer in range(shape.num_layers)]
+    if rule.window is not None and any(window is None or window > rule.window for window in windows):
+        raise TrainError(
+            f"layers that see less than {rule.window} tokens back: earlier ones have no states (token rule {rule})",
+            f"windows {', '.join('none' if w is None else str(w) for w in windows)}",
+            "set drafter.sliding_window and drafter.layer_types so; or capture without capture.window",
         )
 
 

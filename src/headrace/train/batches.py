@@ -27,17 +27,19 @@ from headrace.order import epoch_order, global_steps, micro_batches, split_over_
 from headrace.prepare.prepared import PreparedSet
 from headrace.record import Record, Sample
 from headrace.source import Hole, Position, Source
+from headrace.token_rule import ALL_TOKENS, TokenRule
 from headrace.train.ranks import WHOLE, Share
 
 Ints = npt.NDArray[np.int64]
+SUPERVISED = TokenRule("supervised")
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
 class TrainSample:
-    """A sample with its features [T, F] ([T, 0] for the floor) and the anchors int64 [A] of this visit.
+    """A sample with its features ([T, 0] for the floor), the target's last states, and a visit's anchors int64 [A].
 
-    `final_TH`: the target's last state of each token, [T, 0] where the store has none.
+    Features and last states as in `Read`.
     """
 
     sample: Sample
@@ -123,24 +125,38 @@ def plan_steps(prepared: PreparedSet, order: OrderConfig, cfg: TrainConfig) -> P
 
 
 class Read(NamedTuple):
-    """A sample with its features [T, F] and the target's last states [T, H], either of width 0 where there are none."""
+    """A sample with what training reads of it: features [S, F] and the target's last states [S', H].
+
+    S is the last anchor that can be drawn, S' one more: tokens behind have no part in any block, and a store need not
+    hold them. The first `start` rows are zero where a store has none. Either is [T, 0] where there are none at all.
+    """
 
     sample: Sample
     features_TF: torch.Tensor
     final_TH: torch.Tensor
+    start: int = 0
 
 
 class Reader:
     """Samples with their features, by position; without a source, samples alone (the floor reads no state)."""
 
     def __init__(
-        self, prepared: PreparedSet, source: Source | None, codec: Codec | None, num_features: int | None = None
+        self,
+        prepared: PreparedSet,
+        source: Source | None,
+        codec: Codec | None,
+        num_features: int | None = None,
+        rule: TokenRule = ALL_TOKENS,
     ) -> None:
-        """Args: num_features: columns that are the drafter's; the rest are the target's last state. None: all."""
+        """Args:
+        num_features: columns that are the drafter's; the rest are the target's last state. None: all.
+        rule: which tokens of a sample have states.
+        """
         self._prepared = prepared
         self._source = source
         self._codec = codec
         self._num_features = num_features
+        self._rule = rule
 
     def read(self, positions: Iterable[Position]) -> Iterator[Read | Hole]:
         """Yield one item for each position, in order.
@@ -158,18 +174,23 @@ class Reader:
                 yield item
             else:
                 sample = self._prepared.sample(item.row)
-                columns = decode_features(item, sample, self._codec)
+                columns = decode_features(item, sample, self._codec, self._rule)
                 width = columns.shape[1] if self._num_features is None else self._num_features
-                yield Read(sample, columns[:, :width], columns[:, width:])
+                start, _ = self._rule.span(sample.loss_mask)
+                _, end = SUPERVISED.span(sample.loss_mask)
+                features_TF, final_TH = columns[: max(end - 1, 0), :width], columns[:end, width:]
+                yield Read(sample, features_TF, final_TH, start)
 
 
-def decode_features(record: Record, sample: Sample, codec: Codec) -> torch.Tensor:
+def decode_features(record: Record, sample: Sample, codec: Codec, rule: TokenRule = ALL_TOKENS) -> torch.Tensor:
     """Decode a record to features [T, F] and check them.
 
+    Tokens that the rule leaves out at the end are not among the T; those before a window are zero, and never seen.
     Raises: TrainError naming the sample when ids differ from the prepared set's or a feature is not finite.
     """
     name = name_of(sample.row, sample.id)
-    if record.id != sample.id or not np.array_equal(record.input_ids, sample.input_ids):
+    start, end = rule.span(sample.loss_mask)
+    if record.id != sample.id or not np.array_equal(record.input_ids, sample.input_ids[start:end]):
         raise TrainError(
             f"the states of {name}", f"a record of {name_of(record.row, record.id)}", "capture this prepared set again"
         )
@@ -179,10 +200,10 @@ def decode_features(record: Record, sample: Sample, codec: Codec) -> torch.Tenso
         token = int((~finite_T).nonzero()[0])
         raise TrainError(
             f"finite features in {name}",
-            f"NaN or infinity at token {token} of {len(features_TF)}",
+            f"NaN or infinity at token {start + token} of {sample.num_tokens}",
             "remove the states folder's record and capture it again",
         )
-    return features_TF
+    return features_TF if not start else torch.cat((features_TF.new_zeros(start, features_TF.shape[1]), features_TF))
 
 
 def training_steps(
@@ -247,7 +268,7 @@ def _take(
         if isinstance(item, Hole):
             holes.append(item)
             continue
-        sample, features_TF, final_TH = item
+        sample, features_TF, final_TH, _ = item
         anchors_A = draw_anchors(sample.loss_mask, cfg.anchors, anchor_rng(cfg.seed, epoch, row))
         if len(anchors_A):
             samples[place] = TrainSample(sample, features_TF, anchors_A, final_TH)

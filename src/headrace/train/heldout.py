@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from headrace.drafter.acceptance import AcceptanceCount, teacher_forced
-from headrace.drafter.anchors import eligible_anchors
 from headrace.drafter.model import Drafter, Head
 from headrace.prepare.prepared import PreparedSet
 from headrace.record import Sample
 from headrace.source import Hole, Position
+from headrace.token_rule import eligible_anchors
 from headrace.train.batches import Reader
 from headrace.train.ranks import ALONE, WHOLE, Ranks, Share
 

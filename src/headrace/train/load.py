@@ -14,9 +14,10 @@ import torch
 from headrace.codec.base import Codec
 from headrace.codec.registry import open_codec
 from headrace.codec.spec import CodecSpec
+from headrace.drafter.draft_vocabulary import draft_ids
 from headrace.drafter.model import Drafter
 from headrace.drafter.shape import DrafterShape
-from headrace.errors import TrainError
+from headrace.errors import DrafterError, TrainError
 from headrace.files import read_stage
 from headrace.train.checkpoint import LAST, load_checkpoint, read_state
 
@@ -58,10 +59,11 @@ def load_codec(checkpoint_folder: Path, extras: Mapping[str, Any]) -> Codec:
 
 def as_served(drafter: Drafter, codec: Codec) -> Drafter:
     """The same drafter reading raw taps, as engines hand them out: codec and feature scale folded into fc, float32."""
-    shape = replace(drafter.shape, num_features=codec.spec.width)
+    fc_HW = codec.fold(drafter.fc.weight.detach() * drafter.feature_scale)
+    # Not the codec's own width: a store may hold a last state besides, which no drafter reads.
+    shape = replace(drafter.shape, num_features=fc_HW.shape[1])
     served = Drafter(shape)
-    weights = dict(drafter.state_dict())
-    weights["fc.weight"] = codec.fold(drafter.fc.weight.detach() * drafter.feature_scale)
+    weights = {**drafter.state_dict(), "fc.weight": fc_HW}
     weights["feature_scale"] = torch.ones(shape.num_features)
     served.load_state_dict(weights)
     return served.eval()
@@ -81,4 +83,8 @@ def load_drafter(checkpoint_folder: Path) -> tuple[Drafter, dict[str, Any]]:
         drafter.load_state_dict({**checkpoint.weights, **checkpoint.average})
     except RuntimeError as exc:
         raise TrainError("weights of the checkpoint's own shape", str(exc), "use the headrace that wrote it") from exc
+    try:
+        draft_ids(drafter)
+    except DrafterError as exc:
+        raise TrainError(*exc.args) from exc
     return drafter.eval(), {"step": checkpoint.state.step, "tau": checkpoint.state.tau, **made_from}

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from headrace.config import RunFile, RunFolder, TrainConfig
 from headrace.files import Stage
 from headrace.progress import Progress
 from headrace.source import Position
+from headrace.stream.client import StreamSource
 from headrace.train.assemble import Parts, assemble
 from headrace.train.average import WeightAverage
 from headrace.train.batches import Step
@@ -101,8 +102,8 @@ class Training:
         self.began = self.saved = time.monotonic()
         self.made_from = {**parts.made_from, "threads": torch.get_num_threads(), "ranks": ranks.share.size}
         checkpoint = received_checkpoint(self._found() if ranks.first else None, ranks)
-        self.drafter = received_drafter(parts, cfg.seed, ranks)
-        self.optimizer = build_optimizer(self.drafter, cfg)
+        self.drafter = received_drafter(parts, cfg.seed, ranks, self._tell_start if checkpoint is None else None)
+        self.optimizer = build_optimizer(self.drafter, cfg, ranks)
         self.average = WeightAverage(self.drafter, cfg.ema) if cfg.ema else None
         if checkpoint is None:
             most = parts.plan.num_steps() * cfg.draws
@@ -140,6 +141,9 @@ class Training:
                 self._train(steps, heldout, log, stop)
             self.progress.end()
         return self._summary()
+
+    def _tell_start(self, what: str) -> None:
+        self.progress.note(f"train: drafter.init_from: {what}")
 
     def _check_memory(self) -> None:
         plan, shape = self.parts.plan, self.parts.shape
@@ -285,14 +289,17 @@ class Training:
             data_wait_share=round(wait_share, 4),
             seconds=round(self.state.elapsed_s, 3),
         )
-        shown: dict[str, float] = {"loss": figures.loss} if figures else {}
+        shown: dict[str, float | str] = {"loss": figures.loss} if figures else {}
         if self.state.tau is not None:
             shown["tau"] = self.state.tau
+        if isinstance(self.parts.source, StreamSource) and self.parts.source.sight.last is not None:
+            shown["stream"] = self.parts.source.sight.last.line
         self.progress.advance(self.state.step, **shown, tokens_s=tokens_s, wait=wait_share)
 
     def _save(self, best: bool) -> None:
         """Write a checkpoint, once for all ranks, after a look at whether they still agree."""
         check_agreement(self.drafter, self.ranks)
+        held = self.ranks.collect(moments(self.optimizer, self.drafter))
         if not self.ranks.first:
             return
         weights, average = (
@@ -302,9 +309,7 @@ class Training:
         self.state = replace(
             self.state, elapsed_s=self.before_s + time.monotonic() - self.began, made_from=self.made_from
         )
-        save_checkpoint(
-            self.where, Checkpoint(weights, moments(self.optimizer, self.drafter), self.state, average), best
-        )
+        save_checkpoint(self.where, Checkpoint(weights, held, self.state, average), best)
         self.saved = time.monotonic()
         if self.parts.source is not None and self.state.epoch < self.parts.plan.epochs:
             row = int(self.parts.plan.rows(self.state.epoch)[self.state.place])
@@ -315,7 +320,7 @@ class Training:
         self.progress.start("train", self.state.num_steps, "steps", self.state.step)
 
     def _summary(self) -> dict[str, Any]:
-        state = self.state
+        state, vocabulary = self.state, self.parts.vocabulary
         return {
             "num_steps": state.step,
             "num_epochs": round(state.epoch + state.place / int(self.parts.plan.eligible.sum()), 3),
@@ -327,6 +332,7 @@ class Training:
             "num_parameters": sum(p.numel() for p in self.drafter.parameters()),
             "features": self.parts.shape.features,
             "seconds": round(state.elapsed_s, 1),
+            **({} if vocabulary is None else {"draft_vocabulary": asdict(vocabulary.coverage)}),
         }
 
 

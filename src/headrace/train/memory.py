@@ -46,7 +46,8 @@ def needs(shape: DrafterShape, cfg: TrainConfig, num_parameters: int, longest: i
     block = 8 * shape.hidden_size + 6 * (heads + keys) + 5 * shape.intermediate_size
     scores = shape.num_heads * (longest + shape.block_size) * 5
     blocks = slots * shape.num_layers * (block + scores) * (FLOAT + wide) / 2
-    logits = min(CHUNK_POSITIONS, slots) * shape.vocab_size * wide * (1 if cfg.objective == "ce" else 2)
+    num_rows = shape.draft_vocab_size or shape.vocab_size
+    logits = min(CHUNK_POSITIONS, slots) * num_rows * wide * (1 if cfg.objective == "ce" else 2)
     columns = shape.num_features + (0 if cfg.objective == "ce" else shape.hidden_size)
     record = columns * 2 if shape.features else 0
     ahead = 2 * cfg.read_ahead * longest * record

@@ -14,6 +14,7 @@ from headrace.config import TrainConfig
 from headrace.errors import TrainError
 from headrace.target.device import fast_bfloat16
 from headrace.train.muon import Muon
+from headrace.train.ranks import ALONE, Ranks
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -24,11 +25,12 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     def __init__(self, matrices: list[torch.nn.Parameter], vectors: list[torch.nn.Parameter], cfg: TrainConfig) -> None:
         super().__init__([*matrices, *vectors], {"lr": cfg.lr})
-        fast = fast_bfloat16(matrices[0].device)
-        self._parts: tuple[torch.optim.Optimizer, ...] = (
-            Muon(matrices, cfg.lr, cfg.weight_decay, torch.bfloat16 if fast else torch.float32),
-            torch.optim.AdamW(vectors, lr=cfg.lr, betas=cfg.betas, weight_decay=0.0),
-        )
+        self._parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            dtype = torch.bfloat16 if fast_bfloat16(matrices[0].device) else torch.float32
+            self._parts.append(Muon(matrices, cfg.lr, cfg.weight_decay, dtype))
+        if vectors:
+            self._parts.append(torch.optim.AdamW(vectors, lr=cfg.lr, betas=cfg.betas, weight_decay=0.0))
         self.state = defaultdict(dict)  # one for both: no parameter is in two parts
         for part in self._parts:
             part.state = self.state
@@ -40,9 +42,20 @@ class MuonAndAdamW(torch.optim.Optimizer):
             part.step()
 
 
-def build_optimizer(drafter: torch.nn.Module, cfg: TrainConfig) -> torch.optim.Optimizer:
-    """The optimiser of a run over the trainable parameters; weight decay on those with two axes or more."""
-    trained = [p for p in drafter.parameters() if p.requires_grad]
+def trainable(drafter: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters that training moves, in the module's order."""
+    return [p for p in drafter.parameters() if p.requires_grad]
+
+
+def build_optimizer(drafter: torch.nn.Module, cfg: TrainConfig, ranks: Ranks = ALONE) -> torch.optim.Optimizer:
+    """The optimiser of a run over the trainable parameters, of several ranks over those that this one owns; weight
+    decay on those with two axes or more.
+
+    Raises: TrainError for more ranks than parameters.
+    """
+    trained = ranks.owned(trainable(drafter))
+    if not trained:
+        raise TrainError("a parameter for every rank", f"none for rank {ranks.share.rank}", "start fewer ranks")
     matrices, vectors = [p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]
     if cfg.optimizer == "muon":
         return MuonAndAdamW(matrices, vectors, cfg)
@@ -71,11 +84,12 @@ def moments(optimizer: torch.optim.Optimizer, drafter: torch.nn.Module) -> dict[
 def restore_moments(
     optimizer: torch.optim.Optimizer, drafter: torch.nn.Module, tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Put saved moments back.
+    """Put saved moments back, of the parameters that this optimiser updates.
 
     Raises: TrainError for a tensor that belongs to no parameter of this drafter, or has another shape.
     """
     parameters = dict(drafter.named_parameters())
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for path, value in tensors.items():
         name, _, key = path.rpartition("/")
         parameter = parameters.get(name)
@@ -85,5 +99,7 @@ def restore_moments(
                 f"{path} of shape {list(value.shape)}",
                 "resume with the drafter's own checkpoint",
             )
+        if id(parameter) not in own:
+            continue
         on = torch.device("cpu") if key == "step" else parameter.device  # AdamW keeps its step count on the CPU
         optimizer.state[parameter][key] = value.to(on, copy=True)

@@ -68,6 +68,17 @@ class Ranks:
     def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Add up gradients over the ranks; a parameter that has one nowhere keeps none."""
 
+    def owned(self, parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+        """Those that this rank updates, and whose moments it holds."""
+        return list(parameters)
+
+    def hand_out(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """After an update: every parameter from the rank that owns it to the others. Args: those given to `owned`."""
+
+    def collect(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The CPU tensors of all ranks together, on the first; each rank's own on the others."""
+        return dict(tensors)
+
     def leave(self) -> None:
         """Wait for the others, then end together: nobody minds the others' silence from here on."""
 
@@ -138,6 +149,37 @@ class Group(Ranks):
             for parameter, own in zip(bucket, torch.split(flat, [p.numel() for p in bucket]), strict=True):
                 parameter.grad = own.view_as(parameter)
 
+    def owned(self, parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+        """Those that this rank updates, and whose moments it holds."""
+        owners = _owners(parameters, self.share.size)
+        return [p for p, owner in zip(parameters, owners, strict=True) if owner == self.share.rank]
+
+    @torch.no_grad()
+    def hand_out(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """After an update: every parameter from the rank that owns it to the others. Args: those given to `owned`."""
+        owners = _owners(parameters, self.share.size)
+        for rank in range(self.share.size):
+            for bucket in _buckets([p for p, owner in zip(parameters, owners, strict=True) if owner == rank]):
+                flat = torch.cat([p.reshape(-1) for p in bucket])
+                with self._explained():
+                    dist.broadcast(flat, src=rank)
+                if rank != self.share.rank:
+                    for parameter, new in zip(bucket, torch.split(flat, [p.numel() for p in bucket]), strict=True):
+                        parameter.copy_(new.view_as(parameter))
+
+    def collect(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The CPU tensors of all ranks together, on the first; each rank's own on the others."""
+        found = dict(tensors)
+        told = self.gather([(name, tuple(t.shape), t.dtype) for name, t in tensors.items()])
+        for rank, (name, shape, dtype) in [(r, own) for r in range(1, self.share.size) for own in told[r]]:
+            with self._explained():
+                if self.first:
+                    found[name] = torch.empty(shape, dtype=dtype)
+                    dist.recv(found[name], src=rank)
+                elif self.share.rank == rank:
+                    dist.send(tensors[name], dst=0)
+        return found
+
     def leave(self) -> None:
         """Wait for the others, then end together: nobody minds the others' silence from here on."""
         self.sum([0.0])
@@ -165,6 +207,15 @@ class Group(Ranks):
         except RuntimeError as exc:
             cause = self._watch.why(str(exc).partition("\n")[0])
             raise TrainError("every rank to take part in the step", cause, _AGAIN) from exc
+
+
+def _owners(parameters: Sequence[torch.nn.Parameter], num_ranks: int) -> list[int]:
+    """The rank that owns each parameter: the largest first, each to the rank that has least."""
+    held, owners = [0] * num_ranks, [0] * len(parameters)
+    for place in sorted(range(len(parameters)), key=lambda k: (-parameters[k].numel(), k)):
+        owners[place] = min(range(num_ranks), key=lambda rank: (held[rank], rank))
+        held[owners[place]] += parameters[place].numel()
+    return owners
 
 
 def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:

@@ -23,7 +23,8 @@ def measure_feature_scale(
 ) -> torch.Tensor:
     """Measure over the first `num_samples` rows that are not held out and have states.
 
-    Token 0 of each sample is left out: it is the attention sink, whose activations are hundreds of times larger.
+    Token 0 of each sample is left out: it is the attention sink, whose activations are hundreds of times larger. So is
+    what no anchor reads, stored or not, so that a store's token rule does not move the scale.
     Returns: float32 [F].
     Raises: TrainError when there is nothing to measure or a tap is zero everywhere.
     """
@@ -33,9 +34,9 @@ def measure_feature_scale(
         num_features = features_TF.shape[1]
         if num_features % num_scales:
             raise TrainError(f"features that split into {num_scales} taps", str(num_features), "check the codec's spec")
-        taps_TLH = features_TF[1:].double().view(len(features_TF) - 1, num_scales, -1)
+        taps_TLH = features_TF.double().view(len(features_TF), num_scales, num_features // num_scales)
         squares += taps_TLH.square().mean(dim=2).sum(dim=0)
-        num_tokens += len(features_TF) - 1
+        num_tokens += len(features_TF)
     rms_L = (squares / max(num_tokens, 1)).sqrt()
     if not num_tokens or bool((rms_L == 0).any()):
         raise TrainError(
@@ -53,4 +54,4 @@ def _features(reader: Reader, prepared: PreparedSet) -> Iterator[torch.Tensor]:
     )
     for item in reader.read(positions):
         if not isinstance(item, Hole):
-            yield item.features_TF
+            yield item.features_TF[max(1, item.start) :]

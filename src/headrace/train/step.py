@@ -10,19 +10,21 @@ that is not finite stops the run before the weights are touched, and names the s
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from headrace.config import TrainConfig
 from headrace.drafter.anchors import anchor_rng, supervise
+from headrace.drafter.draft_vocabulary import ReducedHead
 from headrace.drafter.loss import BlockLoss, Teacher, Weighting, block_loss
 from headrace.drafter.model import Drafter
 from headrace.drafter.vocabulary import SampledHead, sample_head
 from headrace.errors import TrainError
 from headrace.target.head import FrozenHead
 from headrace.train.batches import Step, TrainSample
+from headrace.train.optimizer import trainable
 from headrace.train.ranks import ALONE, Ranks
 
 _VOCABULARY = 1  # tells this generator from that of the anchors
@@ -85,13 +87,13 @@ def take_step(
     Raises: TrainError naming the samples of a micro-batch whose loss is not finite, or of a step whose gradient is not.
     """
     device = drafter.feature_scale.device
-    micro = [pack(samples, drafter.shape.block_size, device) for samples in step.micro]
+    micro = [_labelled(pack(samples, drafter.shape.block_size, device), head) for samples in step.micro]
     num_supervised = int(ranks.sum([sum(m.num_supervised for m in micro)])[0])
     if not num_supervised:
         return None
     weighting = Weighting(cfg.loss, cfg.gamma, cfg.alpha)
     rows = _rows(head, step, micro, cfg)
-    optimizer.zero_grad(set_to_none=True)
+    drafter.zero_grad(set_to_none=True)  # the optimiser of a rank has only its own
     loss = ce = hits = 0.0
     for batch in micro:
         for found in _learn(drafter, batch, head, rows, weighting, num_supervised, cfg):
@@ -107,7 +109,16 @@ def take_step(
     if not math.isfinite(grad_norm):
         raise _not_finite("gradient", grad_norm, step, [s for samples in step.micro for s in samples])
     optimizer.step()
+    ranks.hand_out(trainable(drafter))
     return StepFigures(loss, ce / num_supervised, hits / num_supervised, grad_norm, num_supervised)
+
+
+def _labelled(batch: Packed, head: FrozenHead) -> Packed:
+    """What slots should predict as rows of the head; of a reduced vocabulary, ids outside carry no loss."""
+    if not isinstance(head, ReducedHead):
+        return batch
+    rows_NB, supervised_NB = head.labels(batch.target_ids_NB, batch.supervised_NB)
+    return replace(batch, target_ids_NB=rows_NB, supervised_NB=supervised_NB)
 
 
 def _rows(head: FrozenHead, step: Step, micro: Sequence[Packed], cfg: TrainConfig) -> FrozenHead | SampledHead:

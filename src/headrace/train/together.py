@@ -6,7 +6,7 @@ told so instead of training on.
 """
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,11 +74,11 @@ def received_checkpoint(found: Checkpoint | None, ranks: Ranks) -> Checkpoint | 
     return Checkpoint(weights, moments, RunState.from_json(state), average)
 
 
-def received_drafter(parts: Parts, seed: int, ranks: Ranks) -> Drafter:
+def received_drafter(parts: Parts, seed: int, ranks: Ranks, told: Callable[[str], None] | None = None) -> Drafter:
     """A new drafter, the first rank's on every rank: it alone measures the scale of the features."""
     if ranks.share.size == 1:
-        return parts.new_drafter(seed)
-    drafter = parts.new_drafter(seed) if ranks.first else Drafter(parts.shape, seed).to(parts.device)
+        return parts.new_drafter(seed, told)
+    drafter = parts.new_drafter(seed, told) if ranks.first else Drafter(parts.shape, seed).to(parts.device)
     drafter.load_state_dict(ranks.spread(drafter.state_dict()))
     return drafter
 

@@ -1,0 +1,246 @@
+"""One pass over positions: asked for ahead of the consumer, from one server or several, handed on in order.
+
+In: positions, links. Out: a record or a hole for each, in the order asked, whatever was cut, damaged or restarted on
+the way. Positions go to their servers in requests of about `request_bytes`, two in flight at each; what is held and
+asked for stays within `read_ahead_bytes`, but the position that the consumer waits for is always asked for.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import grpc
+
+from headrace.errors import StreamError
+from headrace.record import Record, Segment
+from headrace.source import Hole, Position
+from headrace.stream.link import Link
+from headrace.stream.messages import encoded
+from headrace.stream.wire import MAX_POSITIONS, Ticket, Unpacking, check_item
+
+IN_FLIGHT = 2
+_FIRST_GUESS = 256 * 1024  # bytes of a record, before any has come
+
+
+@dataclass
+class Counts:
+    """What has come, over all passes of a source."""
+
+    records: int = 0
+    wire_bytes: int = 0
+    requests: int = 0
+    waited_s: float = 0.0  # of the consumer, for the next record
+
+
+@dataclass(eq=False)
+class _Slot:
+    """One position on its way."""
+
+    position: Position
+    item: Record | Hole | None = None
+    error: BaseException | None = None
+    num_bytes: int = 0
+
+
+@dataclass(eq=False)
+class _Lane:
+    """One server: its link, the threads that ask it, and positions that are not asked for yet."""
+
+    link: Link
+    threads: ThreadPoolExecutor
+    open: list[_Slot] = field(default_factory=list)
+
+
+class Reading:
+    """An iterator over the items of positions; close it to end its requests."""
+
+    def __init__(
+        self,
+        positions: Iterator[Position],
+        links: Sequence[Link],
+        ticket: Callable[[Sequence[Position], int], Ticket],
+        sizes: tuple[int, int],
+        counts: Counts,
+    ) -> None:
+        """Args: ticket: makes the request for positions and bytes; sizes: bytes read ahead, and of one request."""
+        self._positions, self._ticket, self._counts = positions, ticket, counts
+        self._bound, wanted = sizes
+        self._request_bytes = max(1, min(wanted, self._bound // (2 * IN_FLIGHT)))
+        self._lanes = [_Lane(link, ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="headrace-ask")) for link in links]
+        self._changed = threading.Condition()
+        self._pending: deque[_Slot] = deque()
+        self._held = self._promised = 0  # bytes that have come, and that requests may bring
+        self._missing = 0  # pending slots that have not come
+        self._mean = float(_FIRST_GUESS)
+        self._exhausted = self._closed = False
+
+    def __iter__(self) -> Iterator[Record | Hole]:
+        while True:
+            self._pull()
+            if not self._pending:
+                return
+            yield self._next()
+
+    def close(self) -> None:
+        """End its requests and threads; safe to call twice."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for lane in self._lanes:
+            lane.threads.shutdown(wait=False, cancel_futures=True)
+
+    def _next(self) -> Record | Hole:
+        slot = self._pending[0]
+        began = time.monotonic()
+        with self._changed:
+            while slot.item is None and slot.error is None:
+                self._changed.notify_all()  # it may be asked for now, whatever is held
+                self._changed.wait()
+            self._counts.waited_s += time.monotonic() - began
+            self._pending.popleft()
+            if slot.item is None:
+                assert slot.error is not None
+                raise slot.error
+            self._held -= slot.num_bytes
+            if self._has_room():
+                self._changed.notify_all()
+        return slot.item
+
+    def _pull(self) -> None:
+        """Take positions until what they are expected to bring fills the bound; hand them out as requests."""
+        while not self._exhausted and (not self._pending or self._ahead() + self._mean <= self._bound):
+            position = next(self._positions, None)
+            if position is None:
+                self._exhausted = True
+                break
+            slot = _Slot(position)
+            with self._changed:
+                self._pending.append(slot)
+                self._missing += 1
+            lane = self._lanes[server_of(position.id, len(self._lanes))]
+            lane.open.append(slot)
+            if len(lane.open) >= min(MAX_POSITIONS, max(1, self._request_bytes // self._mean)):
+                self._submit(lane)
+        for lane in self._lanes:
+            if lane.open and (self._exhausted or lane.open[0] is self._pending[0]):
+                self._submit(lane)
+
+    def _ahead(self) -> float:
+        return self._held + self._missing * self._mean
+
+    def _submit(self, lane: _Lane) -> None:
+        slots, lane.open = lane.open, []
+        asked = lane.threads.submit(self._fetch, lane.link, slots)
+        asked.add_done_callback(lambda done: self._ended(done, slots))
+
+    def _ended(self, asked: Future[None], slots: list[_Slot]) -> None:
+        """A fault of ours must not leave the consumer waiting."""
+        error = None if asked.cancelled() else asked.exception()
+        if error is not None:
+            self._fail(slots, error)
+
+    def _fetch(self, link: Link, slots: list[_Slot]) -> None:
+        """Ask until every slot is filled, or one has an error."""
+        tries = 0
+        link.note_progress()  # what it did before this request does not count
+        while slots and self._admitted(slots[0]):
+            try:
+                came = self._ask(link, slots)
+                slots = slots[came:]
+                tries = 0
+            except (grpc.RpcError, StreamError) as exc:
+                came = next((k for k, slot in enumerate(slots) if slot.item is None), len(slots))
+                slots, tries = slots[came:], 0 if came else tries + 1
+                try:
+                    link.trouble(exc, tries)
+                except StreamError as final:
+                    self._fail(slots, final)
+                    return
+
+    def _has_room(self) -> bool:
+        return self._held + self._promised + self._request_bytes <= self._bound
+
+    def _admitted(self, slot: _Slot) -> bool:
+        """Wait until there is room for another request, or the consumer waits for this very slot. False: closed."""
+        with self._changed:
+            while not self._closed:
+                if self._has_room() or (self._pending and self._pending[0] is slot):
+                    self._promised += self._request_bytes
+                    return True
+                self._changed.wait()
+        return False
+
+    def _ask(self, link: Link, slots: list[_Slot]) -> int:
+        """One request. Returns: how many of the slots it filled, the first of them."""
+        positions = [slot.position for slot in slots]
+        request = encoded({1: self._ticket(positions, self._request_bytes).encode()})
+        self._counts.requests += 1
+        parts: list[Segment] = []
+        unpacking = Unpacking()
+        came, promised = 0, self._request_bytes
+        try:
+            for message in link.attempt("DoGet", request):
+                self._counts.wire_bytes += len(message)
+                for place, part in unpacking.parts(message):
+                    if place != came or came == len(slots):
+                        raise StreamError(f"place {came} of a request", str(place), "ask again")
+                    item = _joined(slots[came].position, part, parts)
+                    if item is not None:
+                        promised -= self._fill(slots[came], item, promised)
+                        came += 1
+                if self._closed:
+                    break
+        finally:
+            with self._changed:
+                self._promised -= promised
+                self._changed.notify_all()
+        return came
+
+    def _fill(self, slot: _Slot, item: Record | Hole, promised: int) -> int:
+        """Hand an item over. Returns: how much of the promise it has used up."""
+        check_item(slot.position, item)
+        with self._changed:
+            slot.num_bytes = sum(len(s.payload) for s in item.segments) if isinstance(item, Record) else 0
+            slot.item = item
+            used = min(slot.num_bytes, promised)
+            self._held += slot.num_bytes
+            self._promised -= used
+            self._missing -= 1
+            self._mean += 0.1 * (slot.num_bytes - self._mean) if self._counts.records else slot.num_bytes - self._mean
+            self._mean = max(self._mean, 1.0)
+            self._counts.records += 1
+            if self._pending and self._pending[0] is slot:
+                self._changed.notify_all()
+        return used
+
+    def _fail(self, slots: list[_Slot], error: BaseException) -> None:
+        with self._changed:
+            for slot in slots:
+                slot.error = error
+            self._changed.notify_all()
+
+
+def server_of(sample_id: bytes, num_servers: int) -> int:
+    """Which server has a sample: other bits of its id than those that say whether it is kept."""
+    return int.from_bytes(sample_id[8:], "little") % num_servers
+
+
+def _joined(position: Position, part: Segment | str, parts: list[Segment]) -> Record | Hole | None:
+    """The item that a part completes; None while segments are missing. `parts` holds those of the record so far."""
+    if isinstance(part, str):
+        return Hole(position.row, position.id, part)
+    if part.segment != len(parts) or (parts and _record_of(part) != _record_of(parts[0])):
+        raise StreamError(f"segment {len(parts)} of row {position.row}", f"segment {part.segment}", "ask again")
+    parts.append(part)
+    if len(parts) < part.num_segments:
+        return None
+    record = Record(tuple(parts))
+    parts.clear()
+    return record
+
+
+def _record_of(segment: Segment) -> tuple[int, bytes, int, int]:
+    return segment.row, segment.id, segment.generation, segment.num_segments
