@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: setup demo recipe test test-slow test-vllm check format clean help prove-demo prove-golden prove-guards prove-bad-input prove-plan prove-store prove-trainer prove-masks prove-targets prove-distributed prove-doctor prove-scale prove-stream prove-vllm
+.PHONY: setup demo recipe test test-slow test-vllm test-ray check format clean help prove-demo prove-golden prove-guards prove-bad-input prove-plan prove-store prove-trainer prove-masks prove-targets prove-breadth prove-distributed prove-doctor prove-scale prove-stream prove-vllm
 
 help:
 	@grep -E '^[a-z-]+:.*  ##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -54,6 +54,10 @@ test-slow: $(READY)  ## the slow suite, on the built-in target
 test-vllm: $(READY) $(VLLM)/.ready  ## real vLLM servers on the CPU, on the built-in target; VLLM=folder of the environment
 	HEADRACE_VLLM_PYTHON=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest -m vllm tests/vllm
 
+test-ray: $(READY)  ## capture on a Ray cluster of two nodes on this machine, one of them killed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	$(BIN)/python -m pytest -m ray tests/capture/test_fleet.py
+
 check: $(READY)  ## format, lint, types, docs
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/ruff check src tests benchmarks
@@ -88,14 +92,17 @@ prove-targets: $(READY)  ## drafters and taps derived for every public configura
 prove-masks: $(READY)  ## loss masks beside rendered ones and marked templates, over all public templates and layouts
 	$(BIN)/python benchmarks/prove/masks.py
 
+prove-breadth: prove-masks prove-targets $(RIVAL)/.ready  ## these two; 18 families end to end; speculators' package there and back; the table of cases
+	HEADRACE_SPECULATORS_PYTHON=$(abspath $(RIVAL)/bin/python) $(BIN)/python -m pytest tests/integration/test_families.py tests/export/test_speculators.py tests/integration/test_draft_vocabulary.py tests/drafter/test_speculators.py tests/test_docs.py
+
 prove-trainer: $(READY) $(RIVAL)/.ready  ## the trainer beside speculators 0.9.0 on the states of `make demo`, about half an hour
 	$(BIN)/python benchmarks/prove/trainer.py runs/demo $(RIVAL)/bin/python runs/prove-trainer
 
 prove-store: $(READY) $(RIVAL)/.ready  ## the store: kills, power loss, bit flips, scale, speed, a stalled disk; SIZE=full
 	$(BIN)/python benchmarks/prove/store.py runs/prove-store $(RIVAL)/bin/python $(SIZE)
 
-prove-stream: $(READY)  ## the stream: use of a link, loopback, what dies on the way; needs root for its namespaces; SIZE=full
-	$(BIN)/python benchmarks/prove/stream.py runs/prove-stream $(SIZE)
+prove-stream: $(READY)  ## the stream: use of a link, loopback, chaos, memory, strangers; on `make demo`; needs root for its namespaces; SIZE=full
+	$(BIN)/python benchmarks/prove/stream.py runs/prove-stream runs/demo $(SIZE)
 
 prove-vllm: $(READY) $(VLLM)/.ready  ## real vLLM on the CPU: a run through two servers, probe, throughput, serving; GSM8K=folder; SIZE=full
 	$(BIN)/python benchmarks/prove/vllm.py runs/prove-vllm $(abspath $(VLLM)/bin/python) $(GSM8K) runs/demo $(SIZE)

@@ -281,3 +281,13 @@ def test_each_stage_has_a_folder_of_its_own(tmp_path: Path) -> None:
              folder.export, folder.evaluation]  # fmt: skip
     assert len(set(paths)) == len(paths)
     assert all(path.parent == tmp_path for path in paths)
+
+
+@pytest.mark.parametrize("wrong", ["target.engine=transformers", "capture.tokens=all"])
+def test_answers_with_states_need_engines_and_the_needed_tokens(wrong: str) -> None:
+    flags = ["regenerate.with_states=true", "target.engine=vllm", "capture.tokens=needed"]
+    assert load_run_file(None, flags).run.regenerate.with_states
+    with pytest.raises(
+        ConfigError, match=r"regenerate\.with_states needs target\.engine vllm and capture\.tokens needed"
+    ):
+        load_run_file(None, [*flags, wrong])

@@ -1,10 +1,10 @@
-"""`make prove-stream`: use of a link, loopback beside pyarrow's own Flight, and the tests of what dies on the way.
+"""`make prove-stream`: a link's use, loopback beside pyarrow's own Flight, chaos, memory, strangers, and the tests.
 
-In: a folder for stores and results, and `small` or `full`. Out: claims. Measurements are scripts of benchmarks/stream
-in processes of their own, which print their rows as JSON and go on from what the folder has. What dies, is damaged or
-is refused is shown by tests; `full` runs the slow ones too.
+In: a folder for stores and results, the run folder of `make demo`, and `small` or `full`. Out: claims. Measurements are
+scripts of benchmarks/stream in processes of their own, which print their rows as JSON; those of link and loopback go on
+from what the folder has. `full` runs the slow tests too.
 
-usage: stream.py FOLDER [full]
+usage: stream.py FOLDER RUN [full]
 """
 
 import json
@@ -15,28 +15,46 @@ from pathlib import Path
 from claims import Claims
 
 SCRIPTS = Path(__file__).parent.parent / "stream"
-TURNS = {  # seconds of a turn, and turns
-    "small": {"link": ("5", "1"), "loopback": ("3", "3")},
-    "full": {"link": ("20", "5"), "loopback": ("10", "7")},
+ARGUMENTS = {  # of each script, as its usage says; RUN stands for the run folder
+    "small": {
+        "link": ("5", "1"),
+        "demand": ("RUN", "15"),
+        "loopback": ("2", "3"),
+        "chaos": ("1",),
+        "hostile": ("0.8", "5", "300"),
+    },
+    "full": {
+        "link": ("20", "5"),
+        "demand": ("RUN", "60"),
+        "loopback": ("10", "7"),
+        "chaos": ("4",),
+        "hostile": ("4", "120", "1000"),
+    },
 }
 TESTS = {
-    "every position once, in order, equal bytes, while workers are killed": ("tests/integration/test_fill.py",),
+    "every position once, in order, equal bytes, while workers are killed; offline, streamed and half kept train the "
+    "same weights": ("tests/integration/test_fill.py",),
     "a run over a troubled stream has the weights of one from the folder": ("tests/integration/test_stream.py",),
-    "supply, wire, secrets and limits": ("tests/stream", "tests/cli/test_serve.py"),
+    "wrong, missing and foreign secrets, damaged bytes, unknown commands are refused, and tell nothing": (
+        "tests/stream",
+        "tests/cli/test_serve.py",
+    ),
 }
 
 
-def main(folder: Path, size: str) -> None:
+def main(folder: Path, run: str, size: str) -> None:
     """Check everything."""
     folder.mkdir(parents=True, exist_ok=True)
     claims = Claims(f"the stream, {size}")
-    for name, arguments in TURNS[size].items():
-        command = [sys.executable, str(SCRIPTS / f"{name}.py"), str(folder), *arguments]
+    for name, arguments in ARGUMENTS[size].items():
+        own = [run if argument == "RUN" else argument for argument in arguments]
+        where = folder / "chaos" if name == "chaos" else folder  # it begins with an empty one
+        command = [sys.executable, str(SCRIPTS / f"{name}.py"), str(where), *own]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             claims.add(f"{name}.py ends", "exit status 0", str(done.returncode), False)
             continue
-        for claim, needed, measured, holds in json.loads(done.stdout):
+        for claim, needed, measured, holds in json.loads(done.stdout.splitlines()[-1]):
             claims.add(claim, needed, measured, holds)
     which = ["-m", "slow or not slow", "--timeout", "900"] if size == "full" else []
     for claim, paths in TESTS.items():
@@ -48,4 +66,4 @@ def main(folder: Path, size: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), "full" if sys.argv[2:] == ["full"] else "small")
+    main(Path(sys.argv[1]), sys.argv[2], "full" if sys.argv[3:] == ["full"] else "small")

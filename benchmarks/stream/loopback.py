@@ -26,12 +26,12 @@ def compare(root: Path, size: str, tls: bool, seconds: str, pairs: int) -> tuple
     make_states(folder, *SIZES[size], [])
 
     def ours() -> float:
-        with serving("serve", str(folder), "127.0.0.1:0", flag) as port:
+        with serving("serve", str(folder), "127.0.0.1:0", flag) as (port, _):
             source = f"grpc{'+tls' if tls else ''}://127.0.0.1:{port}"
             return rate("read", str(folder), source, seconds, flag)
 
     def theirs() -> float:
-        with serving("serve-flight", str(folder), flag) as port:
+        with serving("serve-flight", str(folder), flag) as (port, _):
             return rate("read-flight", str(folder), port, seconds, flag)
 
     found = []
@@ -49,12 +49,13 @@ def main(root: Path, seconds: str, pairs: int) -> None:
     rows = []
     for size in SIZES:
         for tls in (False, True):
-            mine, bare, ratio = compare(root, size, tls, seconds, pairs)
             judged = size == "288 kB" and not tls
+            own = pairs if judged else max(1, pairs // 3)
+            mine, bare, ratio = compare(root, size, tls, seconds, own)
             rows.append(
                 (
                     f"loopback, records of {size}{', TLS' if tls else ''}: ours beside a bare Flight loop",
-                    f"median ratio of {pairs} pairs at least {NEEDED}" if judged else "reported",
+                    f"median ratio of {pairs} pairs at least {NEEDED}" if judged else f"reported, {own} pairs",
                     f"{ratio:.2f} ({mine / 1e6:.0f} and {bare / 1e6:.0f} MB/s)",
                     ratio >= NEEDED if judged else True,
                 )

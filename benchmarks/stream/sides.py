@@ -5,6 +5,8 @@ prints bytes, records and seconds as JSON. Records hold random payloads, tokens 
 folder, theirs in memory, and nobody checks theirs.
 
 usage: sides.py serve FOLDER ADDRESS TLS | read FOLDER SOURCE SECONDS TLS
+       sides.py relay FOLDER PORT HOST DELAY
+       sides.py sleep FOLDER SOURCE SECONDS TLS
        sides.py serve-flight FOLDER TLS | read-flight FOLDER PORT SECONDS TLS
 """
 
@@ -29,6 +31,7 @@ from headrace.stream.client import StreamSource
 from headrace.stream.secrets import CERTIFICATE, KEY, TOKEN, make_files
 from headrace.stream.server import Secrets, Server
 from headrace.stream.supply import FolderSupply
+from headrace.testing.relay import Relay
 from headrace.testing.states import fake_manifest, fake_sample
 
 STATES, FILES = "states", "files"
@@ -58,16 +61,11 @@ def serve(folder: Path, address: str, tls: bool) -> None:
 
 def read(folder: Path, source: str, seconds: float, tls: bool) -> dict[str, float]:
     """Drain the server for so long, shuffled, over and over; the time counts from the first record."""
-    files = folder / FILES
-    cfg = StreamConfig(token_file=str(files / TOKEN), certificate=str(files / CERTIFICATE) if tls else None)
-    reader = StoreReader(folder / STATES)
-    known = [(row, reader.id_of(row)) for row in reader.rows.tolist()]
-    reader.close()
     rng = np.random.default_rng(1)
-    stream = StreamSource(source, cfg)
+    stream, known = connect(folder, source, tls)
     found, began = {"records": 0, "bytes": 0, "seconds": 0.0}, 0.0
     order = (known[k] for _ in range(10**6) for k in rng.permutation(len(known)))
-    for item in stream.records(Position(0, place, row, id) for place, (row, id) in enumerate(order)):
+    for item in stream.records(order):
         now = time.monotonic()
         if not began:
             began = now
@@ -78,6 +76,40 @@ def read(folder: Path, source: str, seconds: float, tls: bool) -> dict[str, floa
             break
     stream.close()
     return found
+
+
+def sleep(folder: Path, source: str, seconds: float, tls: bool) -> dict[str, float]:
+    """Take one record, sleep, then take all others, row 0 last.
+
+    Returns: records, and bytes by which memory grew, before row 0 and with it.
+    """
+    stream, (last, *positions) = connect(folder, source, tls)
+    stream.manifest()
+    before, found = memory_bytes("VmRSS"), 0
+    for _ in stream.records(positions):
+        if not found:
+            time.sleep(seconds)
+        found += 1
+    grown = memory_bytes("VmHWM") - before
+    found += sum(1 for _ in stream.records([last]))
+    stream.close()
+    return {"records": found, "grown": grown, "with_large": memory_bytes("VmHWM") - before}
+
+
+def connect(folder: Path, source: str, tls: bool) -> tuple[StreamSource, list[Position]]:
+    """A reader, and a position for each record of the store, in the order of rows."""
+    files = folder / FILES
+    cfg = StreamConfig(token_file=str(files / TOKEN), certificate=str(files / CERTIFICATE) if tls else None)
+    reader = StoreReader(folder / STATES)
+    known = [Position(0, place, row, reader.id_of(row)) for place, row in enumerate(reader.rows.tolist())]
+    reader.close()
+    return StreamSource(source, cfg), known
+
+
+def memory_bytes(name: str, pid: int | str = "self") -> int:
+    """VmRSS, what a process holds, or VmHWM, the most it ever held."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 class Bare(flight.FlightServerBase):
@@ -130,6 +162,11 @@ def main(side: str, folder: Path, *rest: str) -> None:
             serve(folder, rest[0], tls)
         case "read":
             print(json.dumps(read(folder, rest[0], float(rest[1]), tls)))
+        case "sleep":
+            print(json.dumps(sleep(folder, rest[0], float(rest[1]), tls)))
+        case "relay":
+            print(Relay(int(rest[0]), float(rest[2]), rest[1]).port, flush=True)
+            signal.pause()
         case "serve-flight":
             serve_flight(folder, tls)
         case "read-flight":

@@ -17,13 +17,13 @@ SIDES = str(Path(__file__).parent / "sides.py")
 
 
 @contextmanager
-def serving(*arguments: str, prefix: Sequence[str] = ()) -> Iterator[str]:
-    """A serving side in a process of its own. Gives: its port."""
+def serving(*arguments: str, prefix: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
+    """A serving side in a process of its own. Gives: its port and process id."""
     process = subprocess.Popen([*prefix, sys.executable, SIDES, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         port = process.stdout.readline().strip()
         assert port, f"a server has ended: run {SIDES} {' '.join(arguments)} by hand"
-        yield port
+        yield port, process.pid
     finally:
         process.kill()
         process.wait()

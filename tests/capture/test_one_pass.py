@@ -19,6 +19,7 @@ from headrace.capture.regenerate import ANSWERS, read_answers, regenerate
 from headrace.capture.spool import spool_root
 from headrace.config import RunFile, RunFolder
 from headrace.errors import CaptureError
+from headrace.prepare.build import build_prepared
 from headrace.prepare.prepared import Draft, PreparedSet, write_prepared
 from headrace.progress import Silent
 from headrace.raw_slice import with_codec
@@ -251,6 +252,42 @@ def test_a_silent_fault_ends_the_regeneration(one_pass: RunFile, folder: RunFold
         regenerate(one_pass, folder, open_engines(one_pass, folder), Silent())
 
 
+def test_rows_of_the_answer_that_are_not_its_own_end_the_regeneration(one_pass: RunFile, folder: RunFolder) -> None:
+    with engines(one_pass, "a") as (one,):
+        spoilt = one._spoilt
+        prompts = [PreparedSet.open(folder.prompts).sample(row).input_ids.tolist() for row in range(len(LENGTHS))]
+
+        def answer_backwards(ids: list[int], fresh: bool) -> torch.Tensor:
+            states = spoilt(ids, fresh)
+            size = max(len(prompt) for prompt in prompts if ids[: len(prompt)] == prompt)
+            return torch.cat([states[:size], states[size:].flip(0)])
+
+        one._spoilt = answer_backwards  # type: ignore[method-assign]
+        with pytest.raises(CaptureError, match=r"own predictions.*the answer's own tokens .* below"):
+            regenerate(one_pass, folder, open_engines(one_pass, folder), Silent())
+
+
+def test_states_of_an_answer_that_a_kill_took_are_superseded_by_those_of_the_next(
+    one_pass: RunFile, folder: RunFolder
+) -> None:
+    """A kill after the states are durable and before the answers are: sampled again, they may be others."""
+    first = changed(one_pass, regenerate={"temperature": 1.5, "seed": 1})
+    again = changed(one_pass, regenerate={"temperature": 1.5, "seed": 900})
+    with engines(one_pass, "a") as (one,):
+        opened = open_engines(one_pass, folder)
+        regenerate(first, folder, opened, Silent())
+        before = (folder.answers / ANSWERS).read_bytes()
+        for name in (ANSWERS, "stage.json"):
+            (folder.answers / name).unlink()
+        regenerate(again, folder, opened, Silent())
+        assert (folder.answers / ANSWERS).read_bytes() != before
+        prepare(folder)
+        num_requests = one.num_requests
+        assert capture(again, folder, opened, Silent())["num_records"] == len(LENGTHS)
+        assert one.num_requests == num_requests
+    assert len(spans(folder)) == len(LENGTHS)
+
+
 def test_a_latent_that_is_yet_to_be_fitted_waits_raw_where_there_is_room(one_pass: RunFile, folder: RunFolder) -> None:
     latent = changed(one_pass, capture={"codec": "latent:8x8", "fit_tokens": 60})
     small = changed(latent, store={"max_bytes": 5000})
@@ -269,7 +306,16 @@ def test_a_latent_that_is_yet_to_be_fitted_waits_raw_where_there_is_room(one_pas
     assert reader.manifest.token_rule == "context"
 
 
-def test_the_sample_is_the_one_that_prepare_makes() -> None:
+def test_the_samples_are_those_that_prepare_makes(one_pass: RunFile, folder: RunFolder, tiny_folder: Path) -> None:
+    with engines(one_pass, "a"):
+        regenerate(one_pass, folder, open_engines(one_pass, folder), Silent())
+    build_prepared(one_pass, folder, tiny_folder, Silent(), folder.answers / ANSWERS)
+    made, kept = set(PreparedSet.open(folder.prepared).ids()), StoreReader(spool_root(folder))
+    assert len(made) > len(LENGTHS) // 2
+    assert made <= {kept.id_of(row) for row in kept.rows.tolist()}
+
+
+def test_an_answer_follows_its_prompt_and_is_what_is_trained() -> None:
     ids = np.array([5, 6, 7], dtype=np.int32)
     prompt = Sample(2, b"", ids, np.zeros(3, np.uint8))
     made = answered_sample(prompt, Generated((8, 9), "stop"))

@@ -46,3 +46,10 @@ def test_missing_chats_leave_nothing_behind(tmp_path: Path) -> None:
     assert code not in (0, 1)
     assert "chats.jsonl" in err.replace("\n", "")
     assert not list(run.rglob("*.arrow"))
+
+
+def test_a_slice_is_not_captured_on_a_cluster() -> None:
+    code, out, err = call("capture", "--ray", "--raw-slice", "100")
+    assert code == 2
+    assert out == ""
+    assert "leave --ray out" in err

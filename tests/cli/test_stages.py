@@ -1,10 +1,11 @@
 """Stages are timed, also when they end early, and settings lie beside their output."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from headrace.cli.stages import STAGES, Run
+from headrace.cli.stages import STAGES, Run, Summary, run_all
 from headrace.config import load_run_file
 from headrace.errors import ConfigError
 from headrace.files import Stage, locked, stage_seconds
@@ -73,3 +74,21 @@ def test_a_second_process_in_a_stage_is_refused(tmp_path: Path) -> None:
         run.timed("train", run.folder.train()),
     ):
         pytest.fail("let in")
+
+
+def test_a_streamed_run_captures_nothing_and_needs_the_prepared_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(load_run_file(None, [f"run={tmp_path}/run", "source=grpc://127.0.0.1:9"]), Silent())
+    called: list[str] = []
+
+    def noted(name: str) -> Callable[[Run], Summary]:
+        return lambda _run: {"called": called.append(name)}
+
+    monkeypatch.setattr("headrace.cli.stages.STAGES", {name: noted(name) for name in STAGES})
+    with pytest.raises(ConfigError, match="the prepared set that is served"):
+        run_all(run)
+    assert called == []
+    run.folder.prepared.mkdir(parents=True)
+    run_all(run)
+    assert called == ["train", "export", "eval", "report"]

@@ -102,6 +102,15 @@ def test_a_finished_request_is_announced_kept_delivered_and_let_go(module: Any, 
     assert not (tmp_path / "s").exists()
 
 
+def test_states_are_there_before_the_next_forward_pass_which_may_be_long(module: Any, tmp_path: Path) -> None:
+    scheduler, worker = connector(module, tmp_path), connector(module, tmp_path)
+    worker.register_kv_caches(cache(states_of(10)))
+    scheduler.request_finished_all_groups(request(10), ([99], BLOCKS[:3]))
+    worker.bind_connector_metadata(scheduler.build_connector_meta(None))
+    assert ChannelClient(tmp_path / "s", 5.0).take(KEY, 0.0).num_tokens == 10
+    worker.shutdown()
+
+
 def test_generated_tokens_have_rows_but_the_last(module: Any, tmp_path: Path) -> None:
     params = {"headrace": {"key": KEY}, "include_output_tokens": True}
     keep, told = connector(module, tmp_path).request_finished(request(6, 4, params), BLOCKS)

@@ -23,12 +23,6 @@ class KVConnectorBase_V1:
     def clear_connector_metadata(self) -> None:
         self._metadata = None
 
-    def has_connector_metadata(self) -> bool:
-        return self._metadata is not None
-
-    def _get_connector_metadata(self) -> Any:
-        return self._metadata
-
 
 class RequestStatus(enum.Enum):
     """The ends of a request that matter here."""

@@ -34,3 +34,12 @@ def test_sampled_answers_are_not_called_different(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "do not serve" not in page
     assert "sampled" in page
+
+
+def test_a_streamed_run_has_a_page_without_states(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    (folder.states / "stage.json").unlink()
+    results = write_report(folder, load_run_file(None, ["source=grpc+tls://capture-1:8815"]))
+    assert results["bytes_stored"] is None
+    assert results["tau"] == 1.9
+    assert "streamed: their sizes" in (tmp_path / "report.html").read_text()

@@ -52,6 +52,18 @@ def test_records_that_are_kept_stay_what_they_were_while_others_are_read(tmp_pat
             assert views[row].tobytes() == wanted.segments[0].payload
 
 
+def test_a_record_to_be_passed_on_is_the_same_messages_unparsed(make_store) -> None:
+    reader = StoreReader(make_store(7))
+    for row in range(7):
+        found, read = reader.stored(row, fake_sample(row).id), reader.read(row, fake_sample(row).id)
+        messages = [found.message(k) for k in range(len(found.lengths))]
+        assert [(bytes(m), seal) for m, seal in messages] == [(bytes(s.sealed[0]), s.sealed[1]) for s in read.segments]
+        assert found.num_bytes == sum(len(m) for m, _ in messages)
+        assert same_records(found.record(), read)
+    with pytest.raises(StoreError, match="row 1 with id"):
+        reader.stored(1, fake_sample(2).id)
+
+
 def test_a_missing_row_and_another_id_are_told_apart(make_store) -> None:
     reader = StoreReader(make_store(3))
     with pytest.raises(StoreError, match="a record of row 9"):

@@ -1,9 +1,11 @@
+import gc
 import os
 import pickle
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from headrace.source import Hole
 from headrace.store.verify import BASIS_NAME
 from headrace.stream.client import StreamSource
 from headrace.stream.link import REFUSALS
+from headrace.stream.reading import IN_FLIGHT
 from headrace.testing.relay import Place, Relay
 from headrace.testing.states import fake_record, same_records
 from tests.stream.serving import HOLE, ServerProcess, make_store, positions, reader, reader_config, served
@@ -275,4 +278,17 @@ def test_a_fitted_basis_is_fetched_and_checked(tmp_path: Path) -> None:
         (states / BASIS_NAME).write_bytes(content)
         source.basis(tmp_path / "here")
         assert (tmp_path / "here").read_bytes() == content
+        source.close()
+
+
+def test_a_record_is_let_go_with_its_consumer(tmp_path: Path) -> None:
+    """Nothing of a pass keeps what it has handed on, not even until rubbish is collected."""
+    with served(make_store(tmp_path / "states"), tmp_path / "serve") as server:
+        source = reader(server, tmp_path / "serve", request_bytes=3000)
+        gc.disable()
+        try:
+            given = [weakref.ref(item) for item in source.records(positions(*[0, 1, 2, 3, 4] * 4))]
+            assert sum(ref() is not None for ref in given) <= 1 + IN_FLIGHT  # and what each request made last
+        finally:
+            gc.enable()
         source.close()

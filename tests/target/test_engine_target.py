@@ -108,5 +108,8 @@ def test_the_dtype_is_what_the_engines_say(folders: dict[str, Path], tmp_path: P
         assert open_engines(auto, RunFolder(tmp_path)).spec.dtype == "bfloat16"
         with pytest.raises(TargetError, match="engines that run in float32, found bfloat16 in"):
             open_engines(cfg, RunFolder(tmp_path))
-        with fake_endpoint(tmp_path / "engines" / "b", folders["llama"]), pytest.raises(TargetError, match="same dtype"):
+        with (
+            fake_endpoint(tmp_path / "engines" / "b", folders["llama"]),
+            pytest.raises(TargetError, match="same dtype"),
+        ):
             open_engines(auto, RunFolder(tmp_path))

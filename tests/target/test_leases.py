@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import TargetError
+from headrace.errors import StoreError, TargetError
 from headrace.kinds import EngineConfig
 from headrace.target.channel import DeliveryError, DeliveryRefused
 from headrace.target.endpoints import Answer, Endpoint, Request
@@ -120,6 +120,16 @@ def test_what_will_not_pass_is_tried_once(two: list[tuple[FakeEngine, Endpoint]]
     assert str(outcomes[5].error.args[1]) == "too late"  # type: ignore[union-attr]
     assert sorted(n for n, one in outcomes.items() if one.error is None) == [0, 1, 2, 4, 6, 7]
     assert tried == {**dict.fromkeys(range(8), 1), 5: 2}
+
+
+def test_an_error_that_nobody_foresaw_is_raised_and_hangs_nothing(two: list[tuple[FakeEngine, Endpoint]]) -> None:
+    def broken(number: int, answer: Answer) -> int:
+        if number == 3:
+            raise StoreError("room", "none", "make some")
+        return size(number, answer)
+
+    with pytest.raises(StoreError, match="make some"):
+        list(leases(two, broken).run(numbered(20)))
 
 
 def test_a_server_that_keeps_failing_is_set_aside_and_asked_again(two: list[tuple[FakeEngine, Endpoint]]) -> None:

@@ -123,9 +123,15 @@ def test_the_payload_is_the_codecs_own_in_the_runs_order_of_taps(served: Endpoin
     assert error(codec.reconstruct(found), wanted) < 0.02  # of 8 bits
 
 
-def test_an_answer_and_the_states_of_it_in_one_request(served: Endpoint, target: TransformersTarget) -> None:
+@pytest.mark.parametrize("logprobs", [None, 1], ids=["plain", "proved"])
+def test_an_answer_and_the_states_of_it_in_one_request(
+    served: Endpoint, target: TransformersTarget, logprobs: int | None
+) -> None:
+    """Also of a request that regenerate.with_states proves by the prompt's logprobs."""
     prompt = ids_of(8, 40)
-    answer = served.ask(Request(prompt, kind="states", max_tokens=12, output_states=True))
+    asked = Request(prompt, kind="states", max_tokens=12, output_states=True, prompt_logprobs=logprobs)
+    answer = served.ask(asked)
+    assert len(answer.prompt_logprobs) == (0 if logprobs is None else len(prompt))
     assert answer.delivery is not None
     whole = (*prompt, *answer.output_ids)
     assert answer.delivery.num_tokens == len(whole) - 1

@@ -56,7 +56,7 @@ def capture(
     Raises: CaptureError when more samples fail than capture.tolerate_failures; ConfigError or StoreError when the
     folder holds states of another identity.
     """
-    opened = open_capture(cfg, folder, target, progress)
+    opened = open_capture(cfg, folder, target, progress, lent or folder)
     prepared, encoder, stage = opened.prepared, opened.encoder, opened.stage
     known, codec = stage.state(), encoder.codec
     earlier = [fingerprint for fingerprint, _ in chain(prepared)[:-1]]
@@ -64,8 +64,7 @@ def capture(
         opened.keep_basis(folder)  # beside a manifest that was found to name it
         for note in writer.notes:
             progress.note(f"states: {note}")
-        spool = Spool.open(lent or folder, opened.manifest)
-        work = _Capture(cfg, prepared, encoder, writer, progress, spool)
+        work = _Capture(cfg, prepared, encoder, writer, progress, opened.spool)
         groups = work.missing_groups()
         if known == "done" and not groups:
             progress.note("states: captured before, kept")
@@ -188,15 +187,19 @@ class OpenedCapture:
     manifest: Manifest
     stage: Stage
     fitted: Path | None
+    spool: Spool | None = None
 
     def keep_basis(self, folder: RunFolder) -> None:
         """Copy the codec's basis beside the states. Raises: CodecError for another basis."""
         copy_basis(self.encoder.codec.spec, self.fitted, folder.states)
 
 
-def open_capture(cfg: RunFile, folder: RunFolder, target: Target, progress: Progress) -> OpenedCapture:
+def open_capture(
+    cfg: RunFile, folder: RunFolder, target: Target, progress: Progress, answers: RunFolder | None = None
+) -> OpenedCapture:
     """Put together what a capture needs, and begin its stage.
 
+    Args: answers: the run whose states came with its answers, if they are to be taken.
     Raises: ConfigError when the folder holds states of another identity; CodecError, PrepareError, CaptureError.
     """
     prepared = PreparedSet.open(folder.prepared)
@@ -205,13 +208,14 @@ def open_capture(cfg: RunFile, folder: RunFolder, target: Target, progress: Prog
     _check_final(spec, taps)
     codec = open_codec(spec, fitted)
     manifest = states_manifest(cfg, target, taps, codec, prepared, kept_probe(folder))
+    spool = None if answers is None else Spool.open(answers, manifest)
     if grown := adopt_growth(folder.states, prepared):
         progress.note(f"states: {grown}")
     stage = Stage(folder.states, "capture", _identity(cfg, manifest))
     if stage.state() == "new":
         stage.begin()
     encoder = GroupEncoder(target, taps, codec, token_rule(cfg, taps), Drift.of(codec))
-    return OpenedCapture(prepared, encoder, manifest, stage, fitted)
+    return OpenedCapture(prepared, encoder, manifest, stage, fitted, spool)
 
 
 @dataclass
@@ -307,7 +311,7 @@ class _Capture:
     ) -> Iterator[tuple[list[Record], int, dict[str, int]]]:
         """As the targets of a Ray cluster give them, in any order of groups."""
         work = [(group, [row for row in group.rows if self._missing(row)]) for group in groups]
-        for made in fleet.run(work, self.prepared, self.encoder, self.writer.generation):
+        for made in fleet.run(work, self.prepared, self.encoder, self.writer.generation, self.writer.root):
             for row, reason in made.wrong.items():
                 self._fail(self.prepared.sample(row), reason)
             yield made.records, made.num_tokens, {"targets": fleet.num_targets}

@@ -9,6 +9,7 @@ import json
 import logging
 import platform
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -30,7 +31,7 @@ from headrace.errors import CaptureError, HeadraceError
 from headrace.order import CaptureGroup
 from headrace.prepare.model_files import load_config, load_tokenizer
 from headrace.prepare.prepared import PreparedSet
-from headrace.progress import Progress
+from headrace.progress import Progress, Silent
 from headrace.record import Record, Sample, Segment, make_record, sealed_message, segment_from_message
 from headrace.store.manifest import TARGET_IDENTITY
 from headrace.taps import Tap, parse_tap
@@ -42,17 +43,29 @@ if TYPE_CHECKING:
     from headrace.capture.capture import GroupEncoder
 
 _MOST_BLOCKS = 2048  # pieces that groups are dealt out in; a piece is what a lost actor's task does again
+_WATCH_S = 5.0
 _RETRIES = 8  # of a piece; a target that always dies ends the capture
 _NO_RAY = "pip install 'headrace[ray]'"
 
 _ASKED = pa.schema(
-    [("wanted", pa.list_(pa.int64())), ("padded", pa.int64()), ("samples", pa.list_(pa.large_binary()))]
-    + [("digests", pa.list_(pa.binary(16)))]
+    {
+        "wanted": pa.list_(pa.int64()),
+        "padded": pa.int64(),
+        "samples": pa.list_(pa.large_binary()),
+        "digests": pa.list_(pa.binary(16)),
+    }
 )
 # A segment of a record; why a row has none; or, with row -1, the end of a group: its tokens, or an error.
-_MADE = pa.schema(
-    [("row", pa.int64()), ("message", pa.large_binary()), ("digest", pa.binary(16)), ("lost", pa.float64())]
-    + [("reason", pa.string()), ("num_tokens", pa.int64()), ("error", pa.string())]
+MADE = pa.schema(
+    {
+        "row": pa.int64(),
+        "message": pa.large_binary(),
+        "digest": pa.binary(16),
+        "lost": pa.float64(),
+        "reason": pa.string(),
+        "num_tokens": pa.int64(),
+        "error": pa.string(),
+    }
 )
 
 
@@ -73,6 +86,7 @@ class Fleet:
     provenance: Mapping[str, Any]
     cfg: RunFile
     num_targets: int
+    progress: Progress = field(default_factory=Silent)
     _parts: dict[int, dict[int, Segment]] = field(default_factory=dict)
 
     def states(
@@ -101,9 +115,11 @@ class Fleet:
         prepared: PreparedSet,
         encoder: "GroupEncoder",
         generation: int,
+        states: Path,
     ) -> Iterator[Made]:
         """What becomes of the wanted rows of each group, each row once.
 
+        Args: states: the folder with the codec's basis, if it has one.
         Raises: CaptureError for an error of an actor, for rows that nobody gave, and when the cluster gives up.
         """
         import ray
@@ -111,8 +127,10 @@ class Fleet:
         wanted = {row for _, rows in work for row in rows}
         self._parts = {}
         try:
-            for table in self._pipeline(work, prepared, encoder, generation):
-                yield self._received(table, wanted, prepared, encoder.drift)
+            told = self.told(encoder, generation, states)
+            with self.watched():
+                for table in self._pipeline(work, prepared, told):
+                    yield self.received(table, wanted, prepared, encoder.drift)
         except ray.exceptions.RayError as exc:
             hint = "see the cluster's logs; the same command goes on from what is stored"
             raise CaptureError("a Ray cluster that captures", f"{type(exc).__name__}: {exc}", hint) from exc
@@ -120,12 +138,43 @@ class Fleet:
             hint = "run the command again; it goes on from what is stored"
             raise CaptureError("every row that was asked for", f"none of {len(wanted)} of them", hint)
 
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Say when no node is left that a target fits on: Ray itself waits for one without a word."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            gone = False
+            while not ended.wait(_WATCH_S):
+                before, gone = gone, not num_fitting(self.cfg.capture, live_nodes())
+                if gone and not before:
+                    self.progress.note(
+                        "ray: no node left that a target fits on; waiting for one (stopping loses nothing)"
+                    )
+
+        watcher = threading.Thread(target=watch, name="headrace-ray", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+
+    def told(self, encoder: "GroupEncoder", generation: int, states: Path) -> dict[str, Any]:
+        """What an actor is made from."""
+        spec = encoder.codec.spec
+        return {
+            "run_file": self.cfg.model_dump_json(),
+            "expected": {name: getattr(self.spec, name) for name in TARGET_IDENTITY},
+            "taps": [str(tap) for tap in encoder.taps],
+            "codec": spec.to_json(),
+            "basis": (states / BASIS_NAME).read_bytes() if "basis" in spec.parameters else None,
+            "rule": str(encoder.rule),
+            "generation": generation,
+        }
+
     def _pipeline(
-        self,
-        work: Sequence[tuple[CaptureGroup, list[int]]],
-        prepared: PreparedSet,
-        encoder: "GroupEncoder",
-        generation: int,
+        self, work: Sequence[tuple[CaptureGroup, list[int]]], prepared: PreparedSet, told: Mapping[str, Any]
     ) -> Iterator[pa.Table]:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -137,28 +186,19 @@ class Fleet:
         items = [{"rows": list(group.rows), "padded": group.padded_tokens, "wanted": rows} for group, rows in work]
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         folder = str(prepared.folder.resolve())
-        told = {
-            "run_file": self.cfg.model_dump_json(),
-            "expected": {name: getattr(self.spec, name) for name in TARGET_IDENTITY},
-            "taps": [str(tap) for tap in encoder.taps],
-            "codec": encoder.codec.spec.to_json(),
-            "basis": encoder.basis_bytes(),
-            "rule": str(encoder.rule),
-            "generation": generation,
-        }
         groups = ray.data.from_items(items, override_num_blocks=min(len(items), _MOST_BLOCKS))
         samples = groups.map_batches(
-            read_groups, fn_kwargs={"folder": folder}, batch_size=1, batch_format="pyarrow", num_cpus=0.01,
-            scheduling_strategy=here,
+            read_groups, fn_kwargs={"folder": folder}, batch_size=1, batch_format="pyarrow", num_cpus=0,
+            compute=ray.data.TaskPoolStrategy(size=1), scheduling_strategy=here,
         )  # fmt: skip
         pool = ray.data.ActorPoolStrategy(min_size=1, max_size=self.num_targets, initial_size=self.num_targets)
         records = samples.map_batches(
-            GroupActor, fn_constructor_kwargs=told, batch_size=1, batch_format="pyarrow", compute=pool,
+            GroupActor, fn_constructor_kwargs=dict(told), batch_size=1, batch_format="pyarrow", compute=pool,
             max_restarts=-1, max_task_retries=_RETRIES, **placement(self.cfg.capture),
         )  # fmt: skip
         yield from records.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
 
-    def _received(self, table: pa.Table, wanted: set[int], prepared: PreparedSet, drift: Drift | None) -> Made:
+    def received(self, table: pa.Table, wanted: set[int], prepared: PreparedSet, drift: Drift | None) -> Made:
         """Whole records and reasons of rows still wanted; anything else was given before."""
         made = Made([], {}, sum(tokens or 0 for tokens in table.column("num_tokens").to_pylist()))
         messages = table.column("message")
@@ -188,16 +228,15 @@ class Fleet:
         return made
 
 
-class _Losses(Drift):
+@dataclass
+class Losses(Drift):
     """Keeps what each record loses, for the driver to count."""
 
-    def see(self, row: int, source: str, states_TLH: torch.Tensor) -> None:
-        self.by_row[row] = lost_share(self.codec, states_TLH)
+    by_row: dict[int, float] = field(default_factory=dict)
 
-    @property
-    def by_row(self) -> dict[int, float]:
-        found: dict[int, float] = self.__dict__.setdefault("_by_row", {})
-        return found
+    def see(self, row: int, source: str, states_TLH: torch.Tensor) -> None:
+        """Of one record's states [T, L, H]."""
+        self.by_row[row] = lost_share(self.codec, states_TLH)
 
 
 class GroupActor:
@@ -208,14 +247,14 @@ class GroupActor:
         self._encoder: GroupEncoder | None = None
 
     def __call__(self, asked: pa.Table) -> pa.Table:
-        """Groups to their records. Returns: rows of `_MADE`."""
+        """Groups to their records. Returns: rows of `MADE`."""
         rows: list[dict[str, Any]] = []
         for group in asked.to_pylist():
             try:
                 rows += self._group(group)
             except HeadraceError as exc:
                 rows.append({"row": -1, "error": json.dumps([type(exc).__name__, *map(str, exc.args)])})
-        return pa.Table.from_pylist(rows, _MADE)
+        return pa.Table.from_pylist(rows, MADE)
 
     def _group(self, group: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if self._encoder is None:
@@ -223,7 +262,7 @@ class GroupActor:
         own = [segment_from_message(*one) for one in zip(group["samples"], group["digests"], strict=True)]
         samples = [Sample(one.row, one.id, one.input_ids, one.loss_mask) for one in own]
         records, wrong = self._encoder.records(samples, group["padded"], group["wanted"], self._told["generation"])
-        losses = self._encoder.drift.by_row if isinstance(self._encoder.drift, _Losses) else {}
+        losses = self._encoder.drift.by_row if isinstance(self._encoder.drift, Losses) else {}
         for record in records:
             for segment in record.segments:
                 message, digest = sealed_message(segment)
@@ -247,7 +286,7 @@ class GroupActor:
                 (Path(folder) / BASIS_NAME).write_bytes(told["basis"])
             codec = open_codec(CodecSpec.from_json(told["codec"]), Path(folder))
         drift = Drift.of(codec)
-        losses = None if drift is None else _Losses(drift.codec, drift.expected)
+        losses = None if drift is None else Losses(drift.codec, drift.expected)
         taps = tuple(parse_tap(name) for name in told["taps"])
         return GroupEncoder(target, taps, codec, TokenRule.parse(told["rule"]), losses)
 
@@ -269,10 +308,11 @@ def read_groups(items: pa.Table, folder: str) -> pa.Table:
 def placement(cfg: CaptureConfig) -> dict[str, Any]:
     """What Ray is asked for, for one target."""
     own = dict(cfg.ray_resources)
-    gpus, memory = own.pop("GPU", 0.0), own.pop("memory", None)
-    asked: dict[str, Any] = {"num_cpus": own.pop("CPU", 0.0 if gpus or own else 1.0), "num_gpus": gpus}
-    if memory is not None:
-        asked["memory"] = memory
+    named = {"num_cpus": own.pop("CPU", None), "num_gpus": own.pop("GPU", None), "memory": own.pop("memory", None)}
+    asked: dict[str, Any] = {name: amount for name, amount in named.items() if amount is not None}
+    if not asked and not own and cfg.ray_accelerator is None:
+        asked["num_cpus"] = 1.0
+    asked.setdefault("num_cpus", 0.0)  # Ray's own default for a task would be one
     if own:
         asked["resources"] = own
     if cfg.ray_accelerator is not None:
@@ -283,13 +323,20 @@ def placement(cfg: CaptureConfig) -> dict[str, Any]:
 def num_fitting(cfg: CaptureConfig, nodes: Collection[Mapping[str, float]]) -> int:
     """How many targets nodes with these resources hold at once."""
     asked = placement(cfg)
-    needed = {"CPU": asked["num_cpus"], "GPU": asked["num_gpus"], "memory": asked.get("memory", 0.0)}
+    needed = {"CPU": asked["num_cpus"], "GPU": asked.get("num_gpus", 0.0), "memory": asked.get("memory", 0.0)}
     needed |= asked.get("resources", {})
     if cfg.ray_accelerator is not None:
         needed[f"accelerator_type:{cfg.ray_accelerator}"] = 0.001  # as Ray itself asks
     needed = {name: amount for name, amount in needed.items() if amount > 0}
     most = [min(node.get(name, 0.0) / amount for name, amount in needed.items()) for node in nodes] if needed else []
     return sum(int(one + 1e-9) for one in most)
+
+
+def live_nodes() -> list[dict[str, float]]:
+    """Resources of each node of the cluster that is there."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def hardware() -> str:
@@ -328,7 +375,7 @@ def open_fleet(cfg: RunFile, progress: Progress) -> Iterator[Fleet]:
 def _fleet(cfg: RunFile, progress: Progress) -> Fleet:
     import ray
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = live_nodes()
     num = min(cfg.capture.ray_targets, num_fitting(cfg.capture, nodes))
     asked = placement(cfg.capture)
     if not num:
@@ -345,7 +392,7 @@ def _fleet(cfg: RunFile, progress: Progress) -> Fleet:
     if isinstance(told, list):
         raise _error(text)
     progress.note(f"ray: {num} targets on {len(nodes)} nodes")
-    return Fleet(TargetSpec(**told.pop("spec")), told, cfg, num)
+    return Fleet(TargetSpec(**told.pop("spec")), told, cfg, num, progress)
 
 
 def told_of(run_file: str) -> str:

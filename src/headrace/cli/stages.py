@@ -146,9 +146,12 @@ def capture_on_ray(run: Run) -> Summary:
     """The target's states, from targets on a Ray cluster: to the bit those of `capture` on one such machine."""
     from headrace.capture.capture import capture as capture_states
     from headrace.capture.fleet import open_fleet
+    from headrace.capture.probe import PROBE_FILE
     from headrace.raw_slice import with_codec
 
     with run.timed("capture", run.folder.states), open_fleet(run.cfg, run.progress) as fleet:
+        if not (run.folder.root / PROBE_FILE).exists():
+            run.progress.note("probe: none by itself with --ray; run headrace probe on a machine with the target")
         cfg = with_codec(run.cfg, run.folder, lambda: fleet, run.progress)
         return capture_states(cfg, run.folder, fleet, run.progress)
 
@@ -256,19 +259,24 @@ STAGES: dict[str, Callable[[Run], Summary]] = {
 
 
 def run_all(run: Run) -> Summary:
-    """Every stage in order; in a folder that `headrace store import` made, from training on.
+    """Every stage in order; from training on where `source` names servers, or `headrace store import` made the folder.
 
-    Raises: ConfigError for an import that has not ended.
+    Raises: ConfigError for an import that has not ended, and for a streamed run without its prepared set.
     """
     summary: Summary = {}
+    streamed = run.cfg.source is not None
+    if streamed and not run.folder.prepared.is_dir():
+        hint = "copy the folder from the machine that captures, see docs/streaming.md"
+        raise ConfigError("the prepared set that is served", f"no {run.folder.prepared}", hint)
     states = read_stage(run.folder.states)
     came_in = states is not None and states.get("stage") == "import"
     if came_in and _state(run.folder.states) != "done":
         found, hint = f"one that was stopped in {run.folder.states}", "run the same `headrace store import` again"
         raise ConfigError("a finished import", found, hint)
     for name, stage in STAGES.items():
-        if came_in and name in ("prepare", "regenerate", "capture"):
-            run.progress.note(f"{name}: left out, prepared set and states came from another program")
+        if (came_in or streamed) and name in ("prepare", "regenerate", "capture"):
+            why = f"states come from {run.cfg.source}" if streamed else "set and states came from another program"
+            run.progress.note(f"{name}: left out, {why}")
         else:
             summary = stage(run)
     return summary

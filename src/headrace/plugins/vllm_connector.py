@@ -144,6 +144,13 @@ class HeadraceConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._cache, self._lane = cache, Lane(cache.device)
         self._deliverer = Deliverer(self._path, cache.device)
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Deliver what is owed: before the step's forward pass, which may be a long prefill of others."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._deliverer is not None and self._cache is not None:
+            for owed in connector_metadata.owed:
+                self._deliver(owed, self._deliverer, PagedStates(self._cache, owed.block_ids))
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing is ever loaded."""
 
@@ -157,13 +164,8 @@ class HeadraceConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Nothing is written during a forward pass."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Deliver what is owed. Returns: requests whose blocks may go to others."""
-        if self._lane is None or self._deliverer is None or self._cache is None:
-            return None, None
-        if self.has_connector_metadata():
-            for owed in self._get_connector_metadata().owed:
-                self._deliver(owed, self._deliverer, PagedStates(self._cache, owed.block_ids))
-        return self._lane.ended() or None, None
+        """Returns: requests whose states were delivered, and whose blocks may go to others."""
+        return (None if self._lane is None else self._lane.ended() or None), None
 
     def shutdown(self) -> None:
         """Wait for deliveries on their way, then remove the socket."""

@@ -37,7 +37,7 @@ def write_report(folder: RunFolder, resolved: Resolved) -> dict[str, Any]:
     Returns: the figures of `results.json`.
     Raises: HeadraceError naming the stage that is missing.
     """
-    results = gather(folder)
+    results = gather(folder, streamed=resolved.run.source is not None)
     parts = [
         _lead(results),
         _floors(results),
@@ -118,13 +118,15 @@ def _tasks(results: dict[str, Any]) -> str:
 
 def _sizes(results: dict[str, Any]) -> str:
     raw, stored, tokens = results["bytes_raw"], results["bytes_stored"], results["num_tokens"]
-    rows = [
-        ("tokens with states", f"{tokens:,}"),
-        ("raw states", f"{raw / 1e6:,.1f} MB ({raw / 2**20:,.1f} MiB)"),
-        ("stored", f"{stored / 1e6:,.1f} MB ({stored / 2**20:,.1f} MiB)"),
-        ("ratio", f"{raw / stored:.2f}x"),
-        ("stored per token", f"{stored / tokens:,.0f} bytes"),
-    ]
+    rows = [("states", "streamed: their sizes are known where they were captured")]
+    if tokens is not None:
+        rows = [
+            ("tokens with states", f"{tokens:,}"),
+            ("raw states", f"{raw / 1e6:,.1f} MB ({raw / 2**20:,.1f} MiB)"),
+            ("stored", f"{stored / 1e6:,.1f} MB ({stored / 2**20:,.1f} MiB)"),
+            ("ratio", f"{raw / stored:.2f}x"),
+            ("stored per token", f"{stored / tokens:,.0f} bytes"),
+        ]
     if (own := results["draft_vocabulary"]) is not None:
         rows += [
             ("draft vocabulary", f"{own['size']:,} of {own['target_size']:,} ids"),

@@ -29,21 +29,20 @@ KEYS = (
 )
 
 
-def gather(folder: RunFolder) -> dict[str, Any]:
+def gather(folder: RunFolder, streamed: bool = False) -> dict[str, Any]:
     """Collect the figures of a run.
 
+    Args: streamed: its states lie elsewhere; `bytes_raw`, `bytes_stored` and `num_tokens` are None then.
     Returns: the evaluation's figures, `bytes_raw` and `bytes_stored` (bytes), `wall_seconds` (all stages, every start
     of the run together), `seconds` per stage, and of a reduced `draft_vocabulary` its size and coverage, else None.
     Raises: HeadraceError when the run was not captured or evaluated yet.
     """
     evaluation = _finished(folder.evaluation, "an evaluation", "headrace eval")
-    captured = _finished(folder.states, "captured states", "headrace capture")
+    captured = {} if streamed else _finished(folder.states, "captured states", "headrace capture")
     _check_drafter(folder, evaluation)
     seconds = stage_seconds(folder.root)
     results: dict[str, Any] = {key: evaluation.get(key) for key in KEYS}
-    results["bytes_raw"] = captured["bytes_raw"]
-    results["bytes_stored"] = captured["bytes_stored"]
-    results["num_tokens"] = captured["num_tokens"]
+    results.update({key: captured.get(key) for key in ("bytes_raw", "bytes_stored", "num_tokens")})
     results["wall_seconds"] = round(sum(seconds.values()), 1)
     results["seconds"] = seconds
     trained = read_stage(folder.train()) or {}

@@ -6,10 +6,11 @@ megabyte back to the kernel, which clears every page of the next one: a third of
 
 import ctypes
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
 _MIB = 1024 * 1024
 _MMAP_BYTES = 8 * _MIB  # what is larger comes from the kernel and goes back to it
 _KEPT_BYTES = 32 * _MIB  # most that is kept, of each of glibc's arenas
+_ARENAS = 2  # each thread may have its own by default
 
 
 def reuse_freed() -> bool:
@@ -17,5 +18,6 @@ def reuse_freed() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    kept = mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-    return bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES) and kept)
+    settings = ((_M_ARENA_MAX, _ARENAS), (_M_TRIM_THRESHOLD, _KEPT_BYTES), (_M_MMAP_THRESHOLD, _MMAP_BYTES))
+    done = [mallopt(name, value) for name, value in settings]
+    return all(done)

@@ -41,6 +41,7 @@ class _Slot:
 
     position: Position
     item: Record | Hole | None = None
+    filled: bool = False  # stays when the item has been handed on
     error: BaseException | None = None
     num_bytes: int = 0
 
@@ -105,9 +106,10 @@ class Reading:
                 assert slot.error is not None
                 raise slot.error
             self._held -= slot.num_bytes
+            item, slot.item = slot.item, None  # a request that has ended may hold its slots until rubbish is collected
             if self._has_room():
                 self._changed.notify_all()
-        return slot.item
+        return item
 
     def _pull(self) -> None:
         """Take positions until what they are expected to bring fills the bound; hand them out as requests."""
@@ -152,7 +154,7 @@ class Reading:
                 slots = slots[came:]
                 tries = 0
             except (grpc.RpcError, StreamError) as exc:
-                came = next((k for k, slot in enumerate(slots) if slot.item is None), len(slots))
+                came = next((k for k, slot in enumerate(slots) if not slot.filled), len(slots))
                 slots, tries = slots[came:], 0 if came else tries + 1
                 try:
                     link.trouble(exc, tries)
@@ -204,7 +206,7 @@ class Reading:
         check_item(slot.position, item)
         with self._changed:
             slot.num_bytes = sum(len(s.payload) for s in item.segments) if isinstance(item, Record) else 0
-            slot.item = item
+            slot.item, slot.filled = item, True
             used = min(slot.num_bytes, promised)
             self._held += slot.num_bytes
             self._promised -= used

@@ -26,7 +26,7 @@ PIECE_BYTES = 2 * 1024 * 1024  # small segments are put together, and large ones
 _HINT = "it was damaged on the way, or is of another version of headrace"
 _PREFIX = b"\xff\xff\xff\xff"  # before the length of an encapsulated message's metadata
 
-_buffers = ReadBuffers()
+_buffers = ReadBuffers(32 * 1024 * 1024)  # for segments that came in pieces
 
 SCHEMA_HEADER = bytes(SCHEMA.serialize())[8:]
 SCHEMA_MESSAGE = bytes(SCHEMA.serialize())

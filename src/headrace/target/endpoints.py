@@ -180,7 +180,7 @@ class Endpoint:
         if "error" in told:
             kind = DeliveryError if told.get("transient") else DeliveryRefused
             raise kind("states of a request", str(told["error"]), _LOG_HINT)
-        # It may come a step of the engine after the answer, and a step may be a long prefill of others.
+        # It comes after the answer, with the engine's next step, which may wait for a long prefill of others.
         delivery = self.channel.take(key, self._timeout_s)
         ids = (*request.prompt, *output[:-1]) if request.output_states else request.prompt
         if delivery.num_tokens != len(ids):

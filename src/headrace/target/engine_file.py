@@ -23,9 +23,10 @@ class EngineFile:
     """One engine.
 
     `taps` names the columns in the order the engine hands them out, `layer_ids` are the engine's own numbers of them;
-    `encoded` are the columns of the run's taps, in the run's order. `codec` is None until one is fitted: such an engine
-    gives raw columns alone, and reads the file again when a payload is asked for. `basis` is the folder of a fitted
-    codec's basis. `dtype` is what the target runs in. `files` is where the plain file form goes; None: over the channel.
+    `encoded` are the columns of the run's taps, in the run's order. `codec` is None until one is fitted: such an
+    engine gives raw columns alone, and reads the file again when a payload is asked for. `basis` is the folder of a
+    fitted codec's basis. `dtype` is what the target runs in. `files` is where the plain file form goes; None: over the
+    channel.
     """
 
     url: str

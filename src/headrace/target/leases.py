@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from headrace.errors import ConfigError, TargetError
+from headrace.errors import ConfigError, HeadraceError, TargetError
 from headrace.kinds import EngineConfig
 from headrace.target.channel import DeliveryError, EngineGone
 from headrace.target.endpoints import Answer, Endpoint, Request
@@ -92,7 +92,7 @@ class Leases(Generic[T]):
         self._num_leased = 0
         self._stopped = False
         self._began = time.monotonic()
-        self._ended: queue.Queue[Outcome[T] | TargetError | None] = queue.Queue(len(endpoints) * cfg.in_flight + 1)
+        self._ended: queue.Queue[Outcome[T] | HeadraceError | None] = queue.Queue(len(endpoints) * cfg.in_flight + 1)
         for server in self._servers:
             self._ask_health(server)
         self._end_if_all_down()
@@ -126,10 +126,13 @@ class Leases(Generic[T]):
                 ended = self._ended.get()
                 if ended is None:
                     num_left -= 1
-                elif isinstance(ended, TargetError):
+                elif isinstance(ended, HeadraceError):
                     raise ended
                 else:
                     yield ended
+            if self._num_leased:
+                found = f"{self._num_leased} that a thread broke off"
+                raise TargetError("every request to end", found, "its error stands above; run again, it goes on")
         finally:
             self._stop()
 
@@ -142,6 +145,15 @@ class Leases(Generic[T]):
                 self._ended.get_nowait()
 
     def _work(self, server: _Server) -> None:
+        """One thread; an error of ours, in `make` say, is raised by `run`, and nothing makes it wait for ever."""
+        try:
+            self._lend(server)
+        except HeadraceError as exc:
+            self._hand_over(exc)
+        finally:
+            self._hand_over(None)
+
+    def _lend(self, server: _Server) -> None:
         while (lease := self._next(server)) is not None:
             try:
                 outcome = self._try(server, lease)
@@ -153,9 +165,8 @@ class Leases(Generic[T]):
                 with self._changed:
                     self._num_leased -= 1
                     self._changed.notify_all()
-        self._hand_over(None)
 
-    def _hand_over(self, what: Outcome[T] | TargetError | None) -> None:
+    def _hand_over(self, what: Outcome[T] | HeadraceError | None) -> None:
         while not self._stopped:
             with contextlib.suppress(queue.Full):
                 self._ended.put(what, timeout=1.0)

@@ -13,15 +13,16 @@ from typing import Any, Literal, TypeVar
 T = TypeVar("T")
 Place = Literal["payload", "framing"]
 _CHUNK = 64 * 1024
+_MOST_LATE = 1024  # chunks on their way
 _HEADER = 9  # bytes of a frame's header
 _DATA = 0  # type of a frame
 _LARGE = 256  # bytes of a payload worth damaging
 
 
 class Relay:
-    """Listens at `port` of loopback and carries everything to `target`, in both directions, `delay_s` later."""
+    """Listens at `port` of `host` and carries everything to `target`, in both directions, `delay_s` later."""
 
-    def __init__(self, target: int, delay_s: float = 0.0) -> None:
+    def __init__(self, target: int, delay_s: float = 0.0, host: str = "127.0.0.1") -> None:
         self.target, self.delay_s = target, delay_s
         self.num_damaged = self.num_connections = 0
         self._damage: Place | None = None
@@ -31,7 +32,7 @@ class Relay:
         self._thread.start()
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._server = self._do(asyncio.start_server(self._carry, "127.0.0.1", 0))
+        self._server = self._do(asyncio.start_server(self._carry, host, 0))
         self.port: int = self._server.sockets[0].getsockname()[1]
 
     def cut(self) -> None:
@@ -85,23 +86,40 @@ class Relay:
         both = {writer, back}
         self._writers |= both
         try:
-            ways = [self._pump(reader, back, None), self._pump(there, writer, _Frames())]
-            await asyncio.wait([self._loop.create_task(way) for way in ways], return_when=asyncio.FIRST_COMPLETED)
+            pumps = (self._pump(reader, back, None), self._pump(there, writer, _Frames()))
+            ways = [self._loop.create_task(pump) for pump in pumps]
+            _, others = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for other in others:
+                other.cancel()
         finally:
             for one in both:
                 one.transport.abort()
             self._writers -= both
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: "_Frames | None") -> None:
+        late: asyncio.Queue[tuple[float, bytearray]] = asyncio.Queue(_MOST_LATE)
+        writing = self._loop.create_task(self._write(late, writer))
+        try:
+            with suppress(ConnectionError):
+                while chunk := bytearray(await reader.read(_CHUNK)):
+                    if frames is not None:
+                        self._spoil(chunk, frames)
+                    await late.put((self._loop.time() + self.delay_s, chunk))
+                await late.join()
+        finally:
+            writing.cancel()
+
+    async def _write(self, late: "asyncio.Queue[tuple[float, bytearray]]", writer: asyncio.StreamWriter) -> None:
+        """What is on its way: each chunk as late as it is to be, however many follow it."""
         with suppress(ConnectionError):
-            while chunk := bytearray(await reader.read(_CHUNK)):
-                if frames is not None:
-                    self._spoil(chunk, frames)
-                due = self._loop.time() + self.delay_s
+            while True:
+                due, chunk = await late.get()
                 await asyncio.sleep(max(0.0, due - self._loop.time()))
                 await self._flowing.wait()
                 writer.write(chunk)
                 await writer.drain()
+                late.task_done()
+        writer.transport.abort()
 
     def _spoil(self, chunk: bytearray, frames: "_Frames") -> None:
         for header, payload, end in frames.within(chunk):
