@@ -5,6 +5,7 @@ for such paths get that error; `hold` [seconds, part of path and query]: such re
 path]: such reads wait until N of them are there. GET /_control: method and path of every request since the last POST.
 """
 
+import io
 import json
 import sys
 import threading
@@ -47,6 +48,8 @@ class Faults:
             time.sleep(seconds)
         if self.meeting and self.asked["meet"][1] in path and method == "GET":
             self.meeting.wait(20)  # a broken barrier drops the connection
+        if "CONTENT_LENGTH" in environ:  # a caller that is stopped in the middle of its body holds up nobody else
+            environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"] or 0)))
         with self.turn:
             return list(self.app(environ, start))
 
