@@ -126,7 +126,7 @@ def test_an_engine_that_dies_is_named(long_cfg: RunFile, long_folder: RunFolder)
 def test_without_a_reference_the_logprobs_and_counts_still_tell(
     long_cfg: RunFile, long_folder: RunFolder, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.capture.probe_run._free_bytes", lambda: 0)
+    monkeypatch.setattr("headrace.capture.probe_run.free_bytes", lambda device: 0)
 
     def none() -> TransformersTarget:
         raise AssertionError("it does not fit")

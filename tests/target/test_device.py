@@ -1,5 +1,7 @@
 """A device by its name, and the dtype it is fast in."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -38,3 +40,16 @@ def test_bfloat16_is_fast_only_with_instructions_for_it(
     assert fast_bfloat16(CPU) is fast
     assert run_dtype("auto", CPU) == ("bfloat16" if fast else "float32")
     assert run_dtype("float16", CPU) == "float16"
+
+
+def test_the_memory_of_a_container_counts(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("400\n")
+    assert device._cgroup_room(tmp_path) == 600
+    (tmp_path / "memory.max").write_text("max\n")
+    assert device._cgroup_room(tmp_path) is None
+    assert device._cgroup_room(tmp_path / "none") is None
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 10 kB\nMemAvailable:    4 kB\n")
+    assert device._available(meminfo) == 4096
+    assert (device.free_bytes(CPU) or 1) > 0

@@ -51,16 +51,3 @@ def test_device_and_host_are_looked_at_apart(shape: DrafterShape, monkeypatch: p
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1e12 if device.type == "cpu" else 1e3)
     with pytest.raises(TrainError, match="memory on cuda"):
         check_memory(needs(shape, TrainConfig(), 1000, 100), torch.device("cuda"))
-
-
-def test_the_memory_of_a_container_counts(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("400\n")
-    assert memory._cgroup_room(tmp_path) == 600
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory._cgroup_room(tmp_path) is None
-    assert memory._cgroup_room(tmp_path / "none") is None
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 10 kB\nMemAvailable:    4 kB\n")
-    assert memory._available(meminfo) == 4096
-    assert (memory.free_bytes(CPU) or 1) > 0

@@ -6,7 +6,7 @@ where states exist already, in their manifest's provenance. Before a capture of 
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from headrace.store.lock import StoreLock
 from headrace.store.manifest import FILE_NAME, Manifest
 from headrace.taps import Tap
 from headrace.target.base import TargetSpec
+from headrace.target.device import free_bytes
 from headrace.target.engine_target import EngineTarget, engine_head
 from headrace.target.head import FrozenHead, load_head
 from headrace.target.transformers_target import TransformersTarget
@@ -153,16 +154,11 @@ def _reference(target: TransformersTarget | EngineTarget, load_reference: Load, 
         return Reference(target)
     weights = sum(path.stat().st_size for path in weight_files(Path(target.file.model_folder)))
     needed = weights * (2 if target.spec.dtype == "float32" else 1)
-    if needed > _MEMORY_SHARE * _free_bytes():
+    free = free_bytes(torch.device("cpu"))
+    if free is not None and needed > _MEMORY_SHARE * free:
         progress.note(f"probe: no transformers forward, its weights of {needed / 1e9:.1f} GB do not fit here")
         return None
     return Reference(load_reference())
-
-
-def _free_bytes() -> int:
-    """Memory that can be had without swapping; what Linux says."""
-    lines: Mapping[str, str] = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def _head(target: TransformersTarget | EngineTarget) -> FrozenHead:

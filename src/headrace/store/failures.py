@@ -5,11 +5,13 @@ store's writer writes here. A permanent failure is a hole for every reader; any 
 A row whose line was damaged and set aside counts as missing again.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.errors import StoreError
 from headrace.files import fsync_folder, write_atomic
+from headrace.source import Hole
 from headrace.store.append import AppendFile, make_durable_folder
 from headrace.store.digested import dump_digested, load_digested
 
@@ -35,6 +37,15 @@ def read_failures(path: Path) -> dict[int, Failure]:
     """
     lines = enumerate(_whole_lines(path), start=1)
     return {failure.row: failure for failure in (_parse(line, f"{path} line {k}") for k, line in lines)}
+
+
+def holes_of(failures: Mapping[int, Failure], has_record: Callable[[int], bool]) -> dict[int, Hole]:
+    """By row, what failed for good and has no record."""
+    return {
+        row: Hole(row, bytes.fromhex(failure.id), failure.reason)
+        for row, failure in failures.items()
+        if failure.permanent and not has_record(row)
+    }
 
 
 def mend_failures(path: Path) -> None:

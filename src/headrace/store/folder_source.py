@@ -15,6 +15,7 @@ from typing import Any
 from headrace.errors import StoreError
 from headrace.record import Record
 from headrace.source import Hole, Position
+from headrace.store.failures import holes_of
 from headrace.store.reader import DamagedRecord, StoredRecord, StoreReader
 
 DAMAGED_SHARE = 0.01  # more damaged records than this share, and than DAMAGED_FEW, stop the run
@@ -40,11 +41,7 @@ class FolderSource:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace-read")
         self._changing = threading.Lock()
         self.damaged: dict[int, str] = {}
-        self._holes = {
-            row: Hole(row, bytes.fromhex(failure.id), failure.reason)
-            for row, failure in self.reader.failures.items()
-            if failure.permanent and row not in self.reader
-        }
+        self._holes = holes_of(self.reader.failures, self.reader.__contains__)
 
     def manifest(self) -> Mapping[str, Any]:
         """The content of manifest.json."""

@@ -16,6 +16,7 @@ from headrace.progress import Progress
 from headrace.record import Record
 from headrace.source import Hole
 from headrace.store.budget import StoreFull
+from headrace.store.failures import holes_of
 from headrace.store.manifest import Manifest
 from headrace.store.reader import DamagedRecord, StoredRecord, StoreReader
 from headrace.store.writer import StoreWriter
@@ -64,12 +65,7 @@ class KeptRecords:
 
     def holes(self) -> dict[int, Hole]:
         """Rows that failed for good, by row."""
-        failed = self._writer.failed.items()
-        return {
-            row: Hole(row, bytes.fromhex(failure.id), failure.reason)
-            for row, failure in failed
-            if failure.permanent and row not in self._writer.committed
-        }
+        return holes_of(self._writer.failed, self._writer.committed.__contains__)
 
     def __contains__(self, row: int) -> bool:
         # Without the lock, which is held while the disk makes a shard durable.

@@ -1,8 +1,10 @@
 """Where a model runs, and in which dtype it runs fast there.
 
-In: a device's name from a run file. Out: the device, and whether its bfloat16 products are faster than float32's; on
-processors without such instructions they are several times slower (docs/log.md, 2026-11-30).
+In: a device's name from a run file. Out: the device, its free memory, and whether its bfloat16 products are faster than
+float32's; on processors without such instructions they are several times slower (docs/log.md, 2026-11-30).
 """
+
+from pathlib import Path
 
 import torch
 
@@ -44,3 +46,31 @@ def fast_bfloat16(device: torch.device) -> bool:
         able = torch.cpu.get_capabilities()
         return any(able.get(name, False) for name in _BFLOAT16_INSTRUCTIONS)
     return False
+
+
+def free_bytes(device: torch.device) -> float | None:
+    """What is free on a device; None where nobody says."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    limits = [
+        own for own in (_available(Path("/proc/meminfo")), _cgroup_room(Path("/sys/fs/cgroup"))) if own is not None
+    ]
+    return min(limits, default=None)
+
+
+def _available(meminfo: Path) -> float | None:
+    try:
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return None if found is None else float(found) * 1024
+
+
+def _cgroup_room(root: Path) -> float | None:
+    """What a container may still take; None without a limit."""
+    try:
+        limit, used = ((root / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return None
+    return None if limit == "max" else float(limit) - float(used)

@@ -111,9 +111,7 @@ class Endpoint:
         Raises: EngineGone when it is not there. DeliveryRefused when it serves something else than before.
         """
         found = EngineFile.read(self.folder)
-        decisive = ("taps", "num_states", "encoded", "codec", "model_folder", "dtype")
-        changed = [name for name in decisive if getattr(found, name) != getattr(self.file, name)]
-        if changed:
+        if changed := self.file.differences(found):
             hint = "one run, one way to capture: start it as the others, or start the run again"
             raise DeliveryRefused(f"engine {self.name} with the same {changed[0]}", "another", hint)
         self.file, self.channel = found, ChannelClient(Path(found.channel))

@@ -16,6 +16,7 @@ from headrace.files import read_json, write_json
 ENGINE_FILE = "engine.json"
 LOG_FILE = "log"
 _HINT = "run headrace engine again"
+_DECISIVE = ("taps", "num_states", "encoded", "codec", "model_folder", "dtype")  # what must be equal within a run
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class EngineFile:
     def spec(self) -> CodecSpec | None:
         """The codec's spec."""
         return None if self.codec is None else CodecSpec.from_json(self.codec)
+
+    def differences(self, other: "EngineFile") -> list[str]:
+        """Fields that must be equal for two engines of one run, and are not."""
+        return [name for name in _DECISIVE if getattr(self, name) != getattr(other, name)]
 
     def told(self) -> dict[str, Any]:
         """JSON for a client that has the channel but not the file."""

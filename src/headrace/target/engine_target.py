@@ -39,10 +39,10 @@ class EngineTarget:
         """Raises: TargetError for engines that differ from each other."""
         self.spec, self.endpoints, self.cfg = spec, list(endpoints), cfg
         for one in self.endpoints[1:]:
-            for name in ("taps", "encoded", "codec", "model_folder", "dtype"):
-                if getattr(one.file, name) != getattr(self.file, name):
-                    found = f"{getattr(one.file, name)!r} in {one.folder}, not {getattr(self.file, name)!r}"
-                    raise TargetError(f"engines with the same {name}", found, "start them from one run file")
+            if other := self.file.differences(one.file):
+                name = other[0]
+                found = f"{getattr(one.file, name)!r} in {one.folder}, not {getattr(self.file, name)!r}"
+                raise TargetError(f"engines with the same {name}", found, "start them from one run file")
 
     @property
     def file(self) -> EngineFile:

@@ -7,7 +7,6 @@ Python, PyTorch and the mapped files take beside them is left to the margin.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -15,6 +14,7 @@ from headrace.config import TrainConfig
 from headrace.drafter.loss import CHUNK_POSITIONS
 from headrace.drafter.shape import DrafterShape
 from headrace.errors import TrainError
+from headrace.target.device import free_bytes
 
 SPARE = 0.1  # share of what is free that is left alone
 FLOAT = 4
@@ -85,31 +85,3 @@ def check_memory(found: Iterable[Need], device: torch.device) -> str:
                 f"lower {largest.setting}: {largest.what} alone take {largest.num_bytes / _GB:.1f} GB",
             )
     return "about " + " and ".join(told)
-
-
-def free_bytes(device: torch.device) -> float | None:
-    """What is free on a device; None where nobody says."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    limits = [
-        own for own in (_available(Path("/proc/meminfo")), _cgroup_room(Path("/sys/fs/cgroup"))) if own is not None
-    ]
-    return min(limits, default=None)
-
-
-def _available(meminfo: Path) -> float | None:
-    try:
-        lines = meminfo.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if found is None else float(found) * 1024
-
-
-def _cgroup_room(root: Path) -> float | None:
-    """What a container may still take; None without a limit."""
-    try:
-        limit, used = ((root / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return None
-    return None if limit == "max" else float(limit) - float(used)
