@@ -183,6 +183,9 @@ class DrafterConfig(Strict):
     sliding_window: Int | None = Field(
         None, ge=1, description="a slot of a sliding layer sees what lies less than so many tokens away"
     )
+    sliding_causal: bool | None = Field(
+        None, description="a slot of a sliding layer sees nothing later in its block; none: so, as z-lab has it"
+    )
     draft_vocabulary: Int | None = Field(
         None, ge=2, description="ids that may be drafted: the most frequent of the trained tokens; none: all"
     )

@@ -75,8 +75,8 @@ _BLOCK_KINDS = ("DFlash", "DFlash 2", "DSpark", "Domino")
 WHY: Mapping[tuple[str, str], str] = {
     ("DSpark", "block_size"): "DSpark drafts from the anchor's slot too, in shorter blocks",
     ("qwen3.6-27b-dspark", "taps"): "each one block later: the numbers are vLLM's, under a key that holds z-lab's",
-    ("qwen3.6-27b-dflash", "layer_types"): "four of its layers look back 2,048 tokens: drafter.layer_types, "
-    "drafter.sliding_window",
+    ("qwen3.6-27b-dflash", "layer_types"): "four of its layers look back 2,048 tokens, causally: "
+    "drafter.layer_types, drafter.sliding_window",
     ("qwen3.5-35b-a3b-dflash", "num_layers"): "deeper by choice: drafter.num_layers",
     ("qwen3.5-35b-a3b-dflash", "heads"): "half the key heads by choice: drafter.num_kv_heads",
     ("glm-5.2-dspark", "taps"): "spread up to the last block but one by choice: target.taps",

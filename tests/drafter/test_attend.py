@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from headrace.drafter.attend import KeysValues, Packing, attend, attend_flex, attend_plain
+from headrace.drafter.shape import Window
 
 BLOCK, HEADS, KV, DIM = 4, 4, 2, 16
 LENGTHS = [9, 0, 30, 5]
 ANCHORS = [[2, 5, 9], [0], [1, 17, 30, 29], []]
+WINDOWS = [None, *(Window(size, causal) for size in (1, 3, 8, 100) for causal in (False, True))]
 Inputs = tuple[torch.Tensor, KeysValues, list[KeysValues], Packing]
 
 
@@ -25,8 +27,8 @@ def inputs(device: str = "cpu", grad: bool = False) -> Inputs:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("window", [None, 1, 3, 8, 100])
-def test_flex_attention_is_the_plain_form(window: int | None) -> None:
+@pytest.mark.parametrize("window", WINDOWS)
+def test_flex_attention_is_the_plain_form(window: Window | None) -> None:
     queries, own, contexts, packing = inputs()
     expected = attend_plain(queries, own, contexts, packing, window)
     torch.testing.assert_close(attend_flex(queries, own, contexts, packing, window), expected, rtol=1e-4, atol=1e-5)
@@ -35,14 +37,15 @@ def test_flex_attention_is_the_plain_form(window: int | None) -> None:
 
 def test_a_mask_is_made_once_for_all_layers_of_a_window() -> None:
     packing = inputs()[3]
-    assert packing.mask(3) is packing.mask(3)
-    assert packing.mask(3) is not packing.mask(None)
+    assert packing.mask(Window(3, False)) is packing.mask(Window(3, False))
+    assert packing.mask(Window(3, False)) is not packing.mask(None)
+    assert packing.mask(Window(3, False)) is not packing.mask(Window(3, True))
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("window", [None, 3, 8])
-def test_gradients_are_those_of_the_plain_form_on_a_gpu(window: int | None) -> None:
+@pytest.mark.parametrize("window", WINDOWS)
+def test_gradients_are_those_of_the_plain_form_on_a_gpu(window: Window | None) -> None:
     found = []
     for form in (attend_plain, attend_flex):
         queries, own, contexts, packing = inputs("cuda", grad=True)

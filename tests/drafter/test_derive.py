@@ -43,8 +43,11 @@ def test_each_derived_part_has_its_reason_and_each_can_be_overridden() -> None:
     assert {name: getattr(given.shape, name) for name in settings} == settings
     assert {reason.partition(" ")[0] for reason in given.reasons} == {"drafter.rope", "drafter.layer_types"}
     window = derived(llama(), num_layers=2, layer_types=["sliding_attention", "full_attention"], sliding_window=16)
-    assert window.shape.window(0) == 16
+    assert window.shape.window(0) == (16, True)
     assert window.shape.window(1) is None
+    both = derived(llama(), num_layers=1, layer_types=["sliding_attention"], sliding_window=16, sliding_causal=False)
+    assert both.shape.window(0) == (16, False)
+    assert not derived(llama()).shape.sliding_causal
 
 
 def test_depth_and_block_follow_the_targets_size() -> None:

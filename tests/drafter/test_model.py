@@ -50,6 +50,27 @@ def test_a_slot_sees_what_lies_less_than_its_window_away(window: int) -> None:
                 assert changed == seen, f"slot {slot} of the block at {anchor}, token {place}"
 
 
+@pytest.mark.parametrize("window", [1, 2, 100])
+def test_a_slot_of_a_causal_sliding_layer_sees_nothing_later_in_its_block(window: int) -> None:
+    sizes = {"layer_types": ("sliding_attention",), "num_layers": 1, "sliding_window": window}
+    (sample, features), head = tiny_sample(), tiny_head()
+    anchor = int(ANCHORS[1])
+    moved = dataclasses.replace(head, embedding_VH=head.embedding_VH.clone())
+    moved.embedding_VH[int(sample.input_ids[anchor])] += 1.0  # the first slot of that block
+    masked = dataclasses.replace(head, embedding_VH=head.embedding_VH.clone())
+    masked.embedding_VH[tiny_shape().mask_token_id] += 1.0  # all slots but the first
+    for causal in (False, True):
+        drafter = Drafter(tiny_shape(**sizes, sliding_causal=causal), seed=1)
+        words = torch.from_numpy(sample.input_ids.astype("int64"))
+        before, first, others = (
+            drafter([features], [torch.tensor([anchor])], [words], own)[0] for own in (head, moved, masked)
+        )
+        seen = [bool((before[slot] - first[slot]).abs().max() > 1e-6) for slot in range(1, BLOCK)]
+        assert seen == [slot < window for slot in range(1, BLOCK)]
+        first_sees_later = bool((before[0] - others[0]).abs().max() > 1e-6)
+        assert first_sees_later == (not causal and window > 1)
+
+
 def test_mixed_layers_look_back_each_by_its_own_type() -> None:
     kinds = ("sliding_attention", "full_attention")
     mixed = Drafter(tiny_shape(layer_types=kinds, sliding_window=2), seed=1)

@@ -77,6 +77,16 @@ def test_a_rope_that_engines_do_not_give_a_drafter_is_refused_by_name(rope: dict
         dataclasses.replace(tiny_shape(), rope=rope)
 
 
+def test_the_way_that_sliding_layers_look_is_kept_and_older_checkpoints_look_both_ways() -> None:
+    kinds = {"layer_types": ("sliding_attention", "full_attention"), "num_layers": 2, "sliding_window": 6}
+    both, causal = (tiny_shape(**kinds, sliding_causal=causal) for causal in (False, True))
+    assert "sliding_causal" not in both.to_json()
+    assert DrafterShape.from_json(both.to_json()) == both
+    assert DrafterShape.from_json(causal.to_json()) == causal
+    with pytest.raises(DrafterError, match="sliding_causal"):
+        tiny_shape(sliding_causal=True)
+
+
 def test_a_shape_survives_its_checkpoint() -> None:
     shape = tiny_shape()
     value = json.loads(json.dumps(shape.to_json()))

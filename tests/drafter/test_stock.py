@@ -34,6 +34,25 @@ def test_windowed_layers_come_back_and_say_that_they_are_not_causal() -> None:
     assert "is_causal" not in stock_config(shape(), {}, {})
 
 
+def test_causal_sliding_layers_are_what_a_config_means_that_says_nothing() -> None:
+    kinds = ("sliding_attention", "full_attention")
+    causal = replace(shape(), layer_types=kinds, sliding_window=6, sliding_causal=True)
+    made = json.loads(json.dumps(stock_config(causal, {}, {})))
+    assert "is_causal" not in made
+    assert "causal" not in made["dflash_config"], "true would make layers with full attention causal too"
+    assert shape_from_stock(made) == causal
+    with pytest.raises(ExportError, match="is_causal True"):
+        shape_from_stock(made | {"is_causal": True})
+    every = replace(causal, layer_types=kinds[:1] * 2)
+    assert shape_from_stock(stock_config(every, {}, {}) | {"is_causal": True}) == every
+    own = made["dflash_config"] | {"causal": False}
+    assert not shape_from_stock(made | {"dflash_config": own}).sliding_causal
+    assert shape_from_stock(made | {"dflash_config": {**own, "causal": True}, "is_causal": False}).window(0) == (
+        6,
+        False,
+    )
+
+
 def test_older_layouts_of_rope_and_block_size_are_read() -> None:
     old = config()
     del old["rope_parameters"], old["dflash_config"]["block_size"]
@@ -47,7 +66,7 @@ def test_older_layouts_of_rope_and_block_size_are_read() -> None:
     "changes",
     [
         {"architectures": ["LlamaForCausalLM"]},
-        {"layer_types": ["sliding_attention", "full_attention"]},
+        {"layer_types": ["sliding_attention", "full_attention"]},  # without a window
         {"attention_bias": True},
         {"is_causal": True},
     ],

@@ -57,16 +57,23 @@ def test_scaled_rope_is_theirs(pair: Pair, tmp_path: Path, rope: dict[str, Any])
         compare_blocks(pair, load_zlab(tmp_path), theirs_scaled)
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
 @pytest.mark.parametrize("window", [3, 6, 9])
-def test_windowed_layers_are_theirs(pair: Pair, tmp_path: Path, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = ("sliding_attention", "full_attention")
-    drafter = Drafter(replace(pair.drafter.shape, layer_types=kinds, sliding_window=window), seed=3)
+def test_windowed_layers_are_theirs(
+    pair: Pair, tmp_path: Path, window: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windowed = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": window}
+    drafter = Drafter(replace(pair.drafter.shape, **windowed, sliding_causal=causal), seed=3)
     drafter.load_state_dict(pair.drafter.state_dict())
     export_zlab(drafter, tmp_path)
     theirs_windowed = theirs.DFlashDraftModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
     compare_blocks(pair, load_zlab(tmp_path), theirs_windowed)
     with pytest.raises(AssertionError, match="not close"):
         compare_blocks(pair, pair.drafter, theirs_windowed)
+    other = Drafter(replace(drafter.shape, sliding_causal=not causal))
+    other.load_state_dict(pair.drafter.state_dict())
+    with pytest.raises(AssertionError, match="not close"):
+        compare_blocks(pair, other, theirs_windowed)
     compare_lengths(pair, tmp_path, theirs_windowed, monkeypatch, at_least=1.1)
 
 

@@ -43,6 +43,7 @@ def test_windows_run_in_vllm_with_its_second_runner_and_causally_in_sglang() -> 
     assert problems(config(MIXED), PROFILES["vllm"]) == []
     assert environment(config(MIXED), PROFILES["vllm"]) == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
     assert "causally" in problems(config(MIXED), PROFILES["sglang"])[0]
+    assert problems(config(replace(MIXED, sliding_causal=True)), PROFILES["sglang"]) == []
 
 
 def test_a_reduced_vocabulary_is_for_vllm_alone() -> None:

@@ -2,8 +2,9 @@
 
 In: queries, keys and values of packed blocks, the keys and values of their samples' contexts, and which block belongs
 where. Out: the mixed values. A slot sees, of its own sample, tokens strictly before its block's anchor, and its own
-block; with a window, of these only what lies less than so many tokens away. The plain form works sample by sample and
-suits CPUs and decoding; on CUDA, training packs all samples of a group into one kernel.
+block; with a window, of these only what lies less than so many tokens away, or, where it is causal, also nothing later
+than itself. The plain form works sample by sample and suits CPUs and decoding; on CUDA, training packs all samples of a
+group into one kernel.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from headrace.drafter.shape import Window
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 # Below so many slots, as in decoding, one kernel over a mask costs more than it saves.
@@ -29,15 +32,15 @@ class Packing:
     anchors: Sequence[torch.Tensor]
     context_tokens: Sequence[int]
     block_size: int
-    _masks: dict[int | None, BlockMask] = field(default_factory=dict)
+    _masks: dict[Window | None, BlockMask] = field(default_factory=dict)
 
-    def mask(self, window: int | None) -> BlockMask:
+    def mask(self, window: Window | None) -> BlockMask:
         """What each slot sees of [all contexts, all blocks], for flex_attention."""
         if window not in self._masks:
             self._masks[window] = self._make_mask(window)
         return self._masks[window]
 
-    def _make_mask(self, window: int | None) -> BlockMask:
+    def _make_mask(self, window: Window | None) -> BlockMask:
         anchors_N = torch.cat(list(self.anchors))
         device, size, num_context = anchors_N.device, self.block_size, sum(self.context_tokens)
         sample_N = _repeat(range(len(self.anchors)), [len(at) for at in self.anchors], device)
@@ -54,8 +57,8 @@ class Packing:
             known = (sample_T[token] == sample_N[block]) & (place_T[token] < anchors_N[block])
             same = (key >= num_context) & (own // size == block)
             if window is not None:
-                known = known & (anchors_N[block] + slot - place_T[token] < window)
-                same = same & ((own % size - slot).abs() < window)
+                known = known & (anchors_N[block] + slot - place_T[token] < window.size)
+                same = same & _within(slot, own % size, window)
             return known | same
 
         num_slots = len(anchors_N) * size
@@ -71,7 +74,7 @@ def attend(
     own: KeysValues,
     contexts: Sequence[KeysValues],
     packing: Packing,
-    window: int | None,
+    window: Window | None,
 ) -> torch.Tensor:
     """Mix values for packed blocks.
 
@@ -79,7 +82,7 @@ def attend(
         queries: [N, B, heads, D]; the blocks of each sample in turn.
         own: keys and values of the blocks, [N, B, KV, D] each.
         contexts: for each sample, keys and values [T, KV, D].
-        window: a slot sees what lies less than so many tokens before or after it; None for everything.
+        window: of the layer; None for everything.
     Returns: [N, B, heads * D].
     """
     packed = queries.is_cuda and torch.is_grad_enabled() and queries.shape[0] * queries.shape[1] >= _FLEX_SLOTS
@@ -88,7 +91,7 @@ def attend(
 
 
 def attend_flex(
-    queries: torch.Tensor, own: KeysValues, contexts: Sequence[KeysValues], packing: Packing, window: int | None
+    queries: torch.Tensor, own: KeysValues, contexts: Sequence[KeysValues], packing: Packing, window: Window | None
 ) -> torch.Tensor:
     """`attend` as one kernel over all samples; without gradients it runs on CPUs too, uncompiled, for tests."""
     num_blocks, block_size, num_heads, dim = queries.shape
@@ -108,7 +111,7 @@ def _kernel(compiled: bool) -> Callable[..., Any]:
 
 
 def attend_plain(
-    queries: torch.Tensor, own: KeysValues, contexts: Sequence[KeysValues], packing: Packing, window: int | None
+    queries: torch.Tensor, own: KeysValues, contexts: Sequence[KeysValues], packing: Packing, window: Window | None
 ) -> torch.Tensor:
     """`attend` sample by sample: a context differs in length from sample to sample."""
     counts = [len(at) for at in packing.anchors]
@@ -125,7 +128,7 @@ def attend_plain(
 
 
 def _one_sample(
-    queries: torch.Tensor, own: KeysValues, context: KeysValues, anchors_A: torch.Tensor, window: int | None
+    queries: torch.Tensor, own: KeysValues, context: KeysValues, anchors_A: torch.Tensor, window: Window | None
 ) -> torch.Tensor:
     """Blocks of one sample: queries [A, B, heads, D], own keys [A, B, KV, D], context keys [T, KV, D]."""
     (keys, values), (context_keys, context_values) = own, context
@@ -138,10 +141,10 @@ def _one_sample(
     to_context = torch.matmul(flat, context_keys.permute(1, 2, 0)).view(num_kv, num_anchors, rows, num_tokens)
     to_context = to_context.masked_fill(_by_head(_unseen(anchors_A, block_size, num_tokens, window), rows), -torch.inf)
     to_block = torch.matmul(by_block, keys.permute(2, 0, 3, 1))
-    if window is not None and window < block_size:
+    if window is not None and (window.causal or window.size < block_size):
         slots = torch.arange(block_size, device=anchors_A.device)
-        far = (slots[:, None] - slots).abs() >= window
-        to_block = to_block.masked_fill(_by_head(far[None], rows), -torch.inf)
+        unseen = ~_within(slots[:, None], slots, window)
+        to_block = to_block.masked_fill(_by_head(unseen[None], rows), -torch.inf)
     scores = torch.cat((to_context, to_block), dim=-1).float() * dim**-0.5
     shares = torch.softmax(scores, dim=-1).to(values.dtype)
     mixed = torch.matmul(shares[..., num_tokens:], values.permute(2, 0, 1, 3))
@@ -152,7 +155,13 @@ def _one_sample(
     return back.reshape(num_anchors, block_size, -1)
 
 
-def _unseen(anchors_A: torch.Tensor, block_size: int, num_tokens: int, window: int | None) -> torch.Tensor:
+def _within(slot: torch.Tensor, other: torch.Tensor, window: Window) -> torch.Tensor:
+    """Whether a slot sees another one of its block."""
+    back = slot - other
+    return (back >= 0) & (back < window.size) if window.causal else back.abs() < window.size
+
+
+def _unseen(anchors_A: torch.Tensor, block_size: int, num_tokens: int, window: Window | None) -> torch.Tensor:
     """Context tokens that a slot must not see, [A, 1 or B, T]: from the anchor on, and those beyond its window.
 
     The window is counted from each slot, as a decoder's attention counts it, not from the block's anchor.
@@ -162,7 +171,7 @@ def _unseen(anchors_A: torch.Tensor, block_size: int, num_tokens: int, window: i
     if window is None:
         return unseen
     slots_AB1 = (anchors_A[:, None] + torch.arange(block_size, device=anchors_A.device))[..., None]
-    return unseen | (slots_AB1 - tokens >= window)
+    return unseen | (slots_AB1 - tokens >= window.size)
 
 
 def _by_head(mask_ABT: torch.Tensor, rows: int) -> torch.Tensor:

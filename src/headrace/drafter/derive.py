@@ -24,7 +24,7 @@ _KEPT = {
     "num_layers": "num_layers", "block_size": "block_size", "mask_token_id": "mask_token_id",
     "intermediate_size": "intermediate_size", "num_heads": "num_heads", "num_kv_heads": "num_kv_heads",
     "head_dim": "head_dim", "layer_types": "layer_types", "sliding_window": "sliding_window",
-    "draft_vocabulary": "draft_vocab_size",
+    "sliding_causal": "sliding_causal", "draft_vocabulary": "draft_vocab_size",
 }  # fmt: skip
 
 
@@ -99,6 +99,7 @@ def derive(
         features=cfg.features,
         layer_types=tuple(cfg.layer_types or ()),
         sliding_window=cfg.sliding_window,
+        sliding_causal=cfg.sliding_causal is not False and cfg.sliding_window is not None,
     )
     return Derived(shape, tuple(told.reasons))
 

@@ -18,7 +18,7 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from headrace.drafter.attend import KeysValues, Packing, attend
-from headrace.drafter.shape import DrafterShape
+from headrace.drafter.shape import DrafterShape, Window
 from headrace.errors import DrafterError
 
 # Qwen3's initializer_range.
@@ -132,8 +132,8 @@ def _rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 class Attention(nn.Module):
     """Attention of blocks to their sample's context and to themselves; grouped query heads, as Qwen3's."""
 
-    def __init__(self, shape: DrafterShape, window: int | None) -> None:
-        """Args: window: a slot sees what lies less than so many tokens before or after it; None for everything."""
+    def __init__(self, shape: DrafterShape, window: Window | None) -> None:
+        """Args: window: what the layer sees; None for everything."""
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         self.window = window
@@ -163,7 +163,7 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """One decoder layer, as Qwen3's."""
 
-    def __init__(self, shape: DrafterShape, window: int | None) -> None:
+    def __init__(self, shape: DrafterShape, window: Window | None) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = Attention(shape, window)

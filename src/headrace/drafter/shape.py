@@ -7,7 +7,7 @@ than the trainer did is refused here, wherever it comes from.
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.errors import DrafterError
 
@@ -18,13 +18,21 @@ _REFUSED_ROPE = ("mrope_section", "mrope_interleaved")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
+class Window(NamedTuple):
+    """What a sliding layer sees: less than `size` tokens back, and as far ahead in its block unless it is `causal`."""
+
+    size: int
+    causal: bool
+
+
 @dataclass(frozen=True)
 class DrafterShape:
     """Everything that fixes the drafter's tensors and its arithmetic.
 
     `rope` is the target's `rope_parameters`; `taps` are names in column order; `num_features` is the width F of what
     the codec hands out; `features` is False for the floor, whose blocks see no target state. `layer_types` (none given:
-    full attention everywhere) says which layers see only what lies less than `sliding_window` tokens away.
+    full attention everywhere) says which layers see only what lies less than `sliding_window` tokens away, and with
+    `sliding_causal` nothing of what stands later in their block.
     `draft_vocab_size` and `draft_vocab_hash` are those of a reduced vocabulary's mapping, None for the whole one.
     """
 
@@ -47,6 +55,7 @@ class DrafterShape:
     features: bool = True
     layer_types: tuple[str, ...] = ()
     sliding_window: int | None = None
+    sliding_causal: bool = False
     draft_vocab_size: int | None = None
     draft_vocab_hash: str | None = None
 
@@ -79,6 +88,12 @@ class DrafterShape:
                 f"drafter.sliding_window {self.sliding_window} with {', '.join(self.layer_types)}",
                 "set drafter.sliding_window and drafter.layer_types together",
             )
+        if self.sliding_causal and self.sliding_window is None:
+            raise DrafterError(
+                "sliding layers for sliding_causal",
+                ", ".join(self.layer_types),
+                "set drafter.layer_types, or leave it out",
+            )
         if self.draft_vocab_size is not None and not 0 < self.draft_vocab_size < self.vocab_size:
             raise DrafterError(
                 f"a draft vocabulary smaller than the target's {self.vocab_size}",
@@ -89,16 +104,19 @@ class DrafterShape:
         if self.hidden_act != "silu":
             raise DrafterError("hidden_act silu", self.hidden_act, "engines run a drafter's MLP with silu only")
 
-    def window(self, layer: int) -> int | None:
+    def window(self, layer: int) -> Window | None:
         """The window of a layer; None for full attention."""
-        return self.sliding_window if self.layer_types[layer] == SLIDING else None
+        if self.layer_types[layer] != SLIDING or self.sliding_window is None:
+            return None
+        return Window(self.sliding_window, self.sliding_causal)
 
     def to_json(self) -> dict[str, Any]:
         """The checkpoint's form: JSON values only."""
         lists = {"taps": list(self.taps), "layer_types": list(self.layer_types)}
         own = {**asdict(self), "rope": dict(self.rope), **lists}
-        # Checkpoints of the whole vocabulary stay as earlier releases wrote them.
-        return {key: value for key, value in own.items() if value is not None or not key.startswith("draft_vocab")}
+        # Checkpoints without them stay as earlier releases wrote them.
+        later = {"draft_vocab_size": None, "draft_vocab_hash": None, "sliding_causal": False}
+        return {key: value for key, value in own.items() if key not in later or value != later[key]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "DrafterShape":

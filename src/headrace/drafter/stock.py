@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 
 from headrace.drafter.draft_vocabulary import D2T, ROWS, T2D, checked_ids, vocabulary_hash
 from headrace.drafter.model import Drafter
-from headrace.drafter.shape import SLIDING, DrafterShape
+from headrace.drafter.shape import FULL, SLIDING, DrafterShape
 from headrace.errors import DrafterError, ExportError
 from headrace.taps import from_zlab, parse_taps, to_zlab
 
@@ -59,7 +59,7 @@ def stock_config(shape: DrafterShape, special_ids: Mapping[str, Any], scales: Ma
             "mask_token_id": shape.mask_token_id,
             "target_layer_ids": [to_zlab(tap, shape.num_target_layers) for tap in taps],
             "block_size": shape.block_size,
-            **({} if shape.sliding_window is None else _windowed(shape.sliding_window)),
+            **_windowed(shape),
             **scales,
         },
         "num_target_layers": shape.num_target_layers,
@@ -87,7 +87,7 @@ def stock_config(shape: DrafterShape, special_ids: Mapping[str, Any], scales: Ma
         "use_cache": True,
         "dtype": "bfloat16",
         **special_ids,
-        **({} if shape.sliding_window is None else {"is_causal": False}),
+        **({} if shape.sliding_window is None or shape.sliding_causal else {"is_causal": False}),
         **vocabulary_keys(shape),
     }
 
@@ -99,9 +99,15 @@ def vocabulary_keys(shape: DrafterShape) -> dict[str, Any]:
     return {"draft_vocab_size": shape.draft_vocab_size, "draft_vocab_hash": shape.draft_vocab_hash}
 
 
-def _windowed(window: int) -> dict[str, Any]:
-    """What engines read of a drafter with sliding layers; without `causal` some take such layers for causal ones."""
-    return {"use_swa": True, "swa_window_size": window, "causal": False}
+def _windowed(shape: DrafterShape) -> dict[str, Any]:
+    """What engines read of a drafter with sliding layers, which they take for causal ones where nothing is said.
+
+    `causal` true would hold for layers with full attention too.
+    """
+    if shape.sliding_window is None:
+        return {}
+    both_ways = {} if shape.sliding_causal else {"causal": False}
+    return {"use_swa": True, "swa_window_size": shape.sliding_window, **both_ways}
 
 
 class _Keys(BaseModel):
@@ -184,6 +190,11 @@ class _Stock(_Keys):
         """Whether any layer has a window."""
         return SLIDING in (self.layer_types or ())
 
+    @property
+    def causal(self) -> bool | None:
+        """What is said of all layers; None where nothing is, which makes sliding ones causal and others not."""
+        return self.dflash_config.causal if self.is_causal is None else self.is_causal
+
 
 def shape_from_stock(config: Mapping[str, Any]) -> DrafterShape:
     """Read a stock config.
@@ -225,6 +236,7 @@ def _shape(read: _Stock, taps: tuple[str, ...]) -> DrafterShape:
         features=True,
         layer_types=tuple(read.layer_types or ()),
         sliding_window=read.sliding_window if read.slides else None,
+        sliding_causal=read.slides and read.causal is not False,
         draft_vocab_size=None if read.draft_vocab_size == read.vocab_size else read.draft_vocab_size,
         draft_vocab_hash=read.draft_vocab_hash,
     )
@@ -338,10 +350,8 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tup
 
 def _check_supported(read: _Stock) -> None:
     """Refuse what headrace's drafter does not compute; leaving it out would only lower τ, silently."""
-    told = (read.is_causal, read.dflash_config.causal)
-    # z-lab's code takes sliding layers for causal unless told.
-    causal = any(told) or (read.slides and False not in told)
     own = read.dflash_config
+    causal = bool(read.causal) and FULL in (read.layer_types or (FULL,))
     if own.attention_sink_bias or own.attention_value_scale not in (None, 1.0) or (own.use_swa and not read.slides):
         raise ExportError(
             "plain attention, and windows named by layer_types",
@@ -351,8 +361,8 @@ def _check_supported(read: _Stock) -> None:
         )
     if causal or read.attention_bias or (read.use_sliding_window and not read.slides):
         raise ExportError(
-            "layers without bias, whose slots see each other both ways",
-            f"layer_types {read.layer_types}, is_causal {told[0]}, causal {told[1]},"
+            "layers without bias, whose slots see each other both ways where attention is full",
+            f"layer_types {read.layer_types}, is_causal {read.is_causal}, causal {own.causal},"
             f" attention_bias {read.attention_bias}",
             "this version runs such drafters only in their own programs",
         )

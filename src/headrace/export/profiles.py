@@ -28,8 +28,8 @@ class Profile:
 
     `version` is where it was read; `static` says that no running engine has confirmed it. `keys` and `own` are the
     keys of the config and of `dflash_config` that it reads or may pass over; `not_read` keys change the drafter's
-    inputs and are not read; `windows` says whether it runs windows as headrace trains them, `reduced` whether it reads
-    a reduced vocabulary's mapping.
+    inputs and are not read; `both_ways` says whether slots of sliding layers can see later ones, `reduced` whether it
+    reads a reduced vocabulary's mapping.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Profile:
     keys: frozenset[str]
     own: frozenset[str]
     not_read: frozenset[str]
-    windows: bool
+    both_ways: bool
     reduced: bool
 
     @property
@@ -105,8 +105,11 @@ def problems(config: Mapping[str, Any], engine: Profile) -> list[str]:
         for key in sorted(engine.not_read & own.keys())
     ]
     kinds = set(config["layer_types"])
-    if SLIDING in kinds and not engine.windows:
-        found.append(f"layers of {SLIDING} run causally there, whatever the config says; headrace trains both ways")
+    if SLIDING in kinds and config.get("is_causal") is False and not engine.both_ways:
+        found.append(
+            f"layers of {SLIDING} run causally there, whatever the config says; these were trained both ways "
+            "(drafter.sliding_causal false)"
+        )
     if config.get("draft_vocab_size") is not None and not engine.reduced:
         found.append("a reduced vocabulary's mapping is passed over there: it would draft from the target's whole head")
     return found

@@ -200,10 +200,10 @@ def _check_objective(cfg: TrainConfig, has_final: bool) -> None:
 
 def _check_window(rule: TokenRule, shape: DrafterShape) -> None:
     windows = [shape.window(layer) for layer in range(shape.num_layers)]
-    if rule.window is not None and any(window is None or window > rule.window for window in windows):
+    if rule.window is not None and any(window is None or window.size > rule.window for window in windows):
         raise TrainError(
             f"layers that see less than {rule.window} tokens back: earlier ones have no states (token rule {rule})",
-            f"windows {', '.join('none' if w is None else str(w) for w in windows)}",
+            f"windows {', '.join('none' if w is None else str(w.size) for w in windows)}",
             "set drafter.sliding_window and drafter.layer_types so; or capture without capture.window",
         )
 
