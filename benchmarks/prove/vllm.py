@@ -26,10 +26,10 @@ import urllib3
 import yaml
 from claims import Claims
 
+from headrace.capture.engine_launch import Engine, Wish, prepared_engine
 from headrace.config import RunFile, RunFolder
 from headrace.errors import TargetError
 from headrace.files import read_json_lines, write_json
-from headrace.plugins.vllm_engine import Engine, Wish, prepared_engine
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Silent
 from headrace.store.manifest import FILE_NAME

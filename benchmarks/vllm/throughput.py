@@ -24,9 +24,9 @@ import numpy as np
 import urllib3
 from safetensors.numpy import load
 
+from headrace.capture.engine_launch import Wish, prepared_engine
 from headrace.config import RunFile, RunFolder
 from headrace.files import append_json_line, read_json_lines
-from headrace.plugins.vllm_engine import Wish, prepared_engine
 from headrace.progress import Silent
 from headrace.target.endpoints import Endpoint, Request
 from headrace.target.transformers_target import target_folder

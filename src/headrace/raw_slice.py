@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.calibrate import Wish, fit_codec, in_turn
 from headrace.capture.capture import capture, capture_taps
-from headrace.codec.spec import SPEC_NAME, short_spec
+from headrace.codec.spec import SPEC_NAME, is_auto, is_latent, short_spec
 from headrace.config import RunFile, RunFolder
 from headrace.errors import ConfigError
 from headrace.files import Stage
@@ -23,7 +23,6 @@ from headrace.store.budget import expected_bytes
 from headrace.target.base import Target
 
 HELDOUT_SHARE = 0.1  # of a slice's tokens, for judging
-AUTO = "auto"
 SPARE = 1.01  # sizes of lossless, and of escapes, are what is expected
 
 
@@ -64,21 +63,16 @@ def with_codec(cfg: RunFile, folder: RunFolder, target: Callable[[], Target], pr
     Args: target: gives the target, which is not needed where the codec is chosen and fitted already.
     Raises: ConfigError for `auto` without `store.max_bytes` or with too few; CodecError as a fit does.
     """
-    if cfg.capture.codec.strip().lower() == AUTO:
+    if is_auto(cfg.capture.codec):
         cfg = chosen_codec(cfg, folder, target(), progress)
     if not is_latent(cfg.capture.codec):
         return cfg
     return with_setting(cfg, str(_fitted(cfg, folder, cfg.capture.codec.strip().lower(), target, progress)))
 
 
-def is_latent(setting: str) -> bool:
-    """Whether a codec is a latent by its short name, whose directions are yet to be fitted."""
-    return setting.strip().lower().startswith("latent:")
-
-
 def chosen_codec(cfg: RunFile, folder: RunFolder, target: Target, progress: Progress) -> RunFile:
     """The run file with `auto` replaced by the gentlest codec that fits. Raises: ConfigError when none does."""
-    if cfg.capture.codec.strip().lower() != AUTO:
+    if not is_auto(cfg.capture.codec):
         return cfg
     name = _chosen(cfg, folder, target)
     progress.note(f"codec: auto is {name}")

@@ -20,7 +20,7 @@ import torch
 from headrace.capture.capture import capture, capture_taps
 from headrace.codec.basis import Basis
 from headrace.codec.registry import save_codec
-from headrace.codec.spec import short_spec
+from headrace.codec.spec import is_latent, short_spec
 from headrace.config import RunFile, RunFolder
 from headrace.drafter.model import Drafter
 from headrace.order import capture_groups
@@ -28,7 +28,7 @@ from headrace.plan.inputs import Measurement
 from headrace.plan.measure import from_timings
 from headrace.prepare.prepared import PreparedSet, drafts_of, write_prepared
 from headrace.progress import Progress
-from headrace.raw_slice import HELDOUT_SHARE, chosen_codec, is_latent, with_setting
+from headrace.raw_slice import HELDOUT_SHARE, chosen_codec, with_setting
 from headrace.source import Hole, Position
 from headrace.target.base import Target
 from headrace.train.assemble import Parts, assemble

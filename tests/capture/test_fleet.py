@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.capture.capture import GroupEncoder, capture, capture_taps
-from headrace.capture.fleet import MADE, Fleet, GroupActor, num_fitting, open_fleet, placement, read_groups
+from headrace.capture.fleet import Fleet, num_fitting, open_fleet, placement, read_groups
+from headrace.capture.fleet_actor import MADE, GroupActor
 from headrace.cli.main import app
 from headrace.codec.registry import open_codec
 from headrace.codec.spec import short_spec
@@ -227,9 +228,11 @@ def test_what_comes_twice_or_was_not_asked_for_is_dropped(fleet: Fleet, many: Ru
     made = received(fleet, [*told.record(0), *told.record(0), *told.record(7), end], wanted, prepared)
     assert [record.row for record in made.records] == [0]
     assert made.num_tokens == 9
-    made = received(fleet, [*told.record(0), {"row": 1, "reason": "not finite"}, end], wanted, prepared)
+    made = received(
+        fleet, [*told.record(0), {"row": 1, "reason": "not finite", "permanent": True}, end], wanted, prepared
+    )
     assert made.records == []
-    assert made.wrong == {1: "not finite"}
+    assert made.wrong == {1: ("not finite", True)}
     assert wanted == {2}
     made = received(fleet, told.record(2, 3, only=2), wanted, prepared)
     assert made.records == []
@@ -293,10 +296,7 @@ def test_targets_are_placed_by_what_the_run_file_asks_for(
     assert num_fitting(cfg, nodes) == num
 
 
-def test_without_ray_and_for_engines_it_is_said_what_to_do(cfg: RunFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    engines = cfg.model_copy(update={"target": cfg.target.model_copy(update={"engine": "vllm"})})
-    with pytest.raises(CaptureError, match=r"target\.engine vllm"), open_fleet(engines, Silent()):
-        pass
+def test_without_ray_it_is_said_what_to_do(cfg: RunFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(CaptureError, match=r"not installed(?s:.*)headrace\[ray\]"), open_fleet(cfg, Silent()):
         pass

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from headrace.cli.main import app
 from headrace.target.engine_file import EngineFile
 from headrace.target.vllm_process import is_healthy
-from tests.plugins.test_vllm_engine import python, run_of, tiny
+from tests.capture.test_engine_launch import python, run_of, tiny
 
 __all__ = ["python", "tiny"]  # fixtures
 

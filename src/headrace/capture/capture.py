@@ -16,7 +16,8 @@ import torch
 
 from headrace.capture.check import check_states
 from headrace.capture.engines import EngineCapture, Refused
-from headrace.capture.fleet import Fleet, hardware
+from headrace.capture.fleet import Fleet
+from headrace.capture.fleet_actor import hardware
 from headrace.capture.growth import adopt_growth
 from headrace.capture.probe import kept_probe
 from headrace.capture.spool import Spool, remove_spool
@@ -298,7 +299,7 @@ class _Capture:
             return
         rows = [row for group in groups for row in group.rows if self._missing(row)]
         given = (encoder.codec, self.writer.generation, self.cfg.order.window_samples, encoder.drift)
-        engines = EngineCapture(target, self.prepared, encoder.taps, *given)
+        engines = EngineCapture(target, self.prepared.sample, encoder.taps, *given)
         for made in engines.run(rows, self.writer.root):
             if isinstance(made, Refused):
                 self._fail(made.sample, made.reason, made.permanent)
@@ -312,8 +313,8 @@ class _Capture:
         """As the targets of a Ray cluster give them, in any order of groups."""
         work = [(group, [row for row in group.rows if self._missing(row)]) for group in groups]
         for made in fleet.run(work, self.prepared, self.encoder, self.writer.generation, self.writer.root):
-            for row, reason in made.wrong.items():
-                self._fail(self.prepared.sample(row), reason)
+            for row, (reason, permanent) in made.wrong.items():
+                self._fail(self.prepared.sample(row), reason, permanent)
             yield made.records, made.num_tokens, {"targets": fleet.num_targets}
 
     def _spooled(

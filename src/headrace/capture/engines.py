@@ -7,7 +7,7 @@ window is asked for twice: its raw states must give the engine's own predictions
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from headrace.codec.base import TORCH_DTYPES, Codec
 from headrace.codec.drift import Drift
 from headrace.errors import CaptureError, CodecError
 from headrace.files import append_json_line
-from headrace.prepare.prepared import PreparedSet
 from headrace.record import Record, Sample, make_record
 from headrace.taps import FINAL_PRE_NORM, Tap, parse_tap
 from headrace.target.channel import Delivery, DeliveryError, DeliveryRefused
@@ -78,10 +77,13 @@ class Window:
 
 @dataclass
 class EngineCapture:
-    """One capture from engines; a sample of each window of `window_samples` rows is proved on the way."""
+    """One capture from engines; a sample of each window of `window_samples` rows is proved on the way, once.
+
+    `sample` gives a row's sample.
+    """
 
     target: EngineTarget
-    prepared: PreparedSet
+    sample: Callable[[int], Sample]
     taps: tuple[Tap, ...]
     codec: Codec
     generation: int
@@ -90,6 +92,7 @@ class EngineCapture:
     _leases: Leases[Record | Window] | None = None
     _bad: set[int] = field(default_factory=set)
     _head: FrozenHead | None = None
+    _windows: set[int] = field(default_factory=set)
 
     def run(self, rows: Sequence[int], metrics: Path) -> Iterator[Record | Refused]:
         """What becomes of each row, once each, in the order the engines finish.
@@ -97,7 +100,7 @@ class EngineCapture:
         Args: metrics: folder of `capture_metrics.jsonl`.
         Raises: TargetError when no engine is left; CaptureError when a window's sample is not what it should be.
         """
-        self._head = engine_head(self.target)
+        self._head = self._head or engine_head(self.target)
         self._leases = Leases(self.target.endpoints, self.target.cfg, self._made)
         began = told = time.monotonic()
         for outcome in self._leases.run(self._requests(rows)):
@@ -117,7 +120,7 @@ class EngineCapture:
                 permanent = isinstance(outcome.error, TooLong | BadStates)
                 expected, found, hint = outcome.error.args
                 reason = f"{found} (expected {expected}): {hint}"
-                yield Refused(self.prepared.sample(outcome.number), reason, permanent)
+                yield Refused(self.sample(outcome.number), reason, permanent)
             if time.monotonic() - told >= _METRIC_S:
                 told = time.monotonic()
                 self._tell(metrics, told - began)
@@ -154,11 +157,11 @@ class EngineCapture:
 
     def _requests(self, rows: Sequence[int]) -> Iterator[tuple[int, Request]]:
         """A request for each row; before the first of a window another one, numbered -1 - row."""
-        windows: set[int] = set()
         for row in rows:
-            ids = tuple(self.prepared.sample(row).input_ids.tolist())
-            if row // self.window_samples not in windows and len(ids) >= FEWEST_TOKENS:
-                windows.add(row // self.window_samples)
+            ids = tuple(self.sample(row).input_ids.tolist())
+            window = row // self.window_samples
+            if window not in self._windows and len(ids) >= FEWEST_TOKENS:
+                self._windows.add(window)
                 yield -1 - row, Request(ids, "states", prompt_logprobs=1)
             yield row, Request(ids)
 
@@ -166,7 +169,7 @@ class EngineCapture:
         """In a server's thread."""
         assert answer.delivery is not None
         if number < 0:
-            return self._window(self.prepared.sample(-1 - number), answer)
+            return self._window(self.sample(-1 - number), answer)
         return self._record(number, answer.delivery)
 
     def _window(self, sample: Sample, answer: Answer) -> Window:
@@ -183,7 +186,7 @@ class EngineCapture:
 
     def _record(self, row: int, delivery: Delivery) -> Record:
         """Raises: DeliveryError at a first fault of a row's states, BadStates at a second."""
-        sample = self.prepared.sample(row)
+        sample = self.sample(row)
         wrong = self.fault(sample, delivery)
         if wrong is not None:
             raise self._again(sample.row, BadStates)(f"sound states of row {sample.row}", wrong, PROBE_HINT)

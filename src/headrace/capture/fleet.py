@@ -7,12 +7,10 @@ actors sealed them, in any order, each once: what a retried task gives again is 
 
 import json
 import logging
-import platform
-import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,51 +20,27 @@ import pyarrow as pa
 import torch
 
 from headrace import errors
+from headrace.capture.fleet_actor import ASKED, GroupActor, Wrong, told_of
 from headrace.codec.basis import FILE_NAME as BASIS_NAME
-from headrace.codec.drift import Drift, lost_share
-from headrace.codec.registry import open_codec
-from headrace.codec.spec import CodecSpec
+from headrace.codec.drift import Drift
 from headrace.config import CaptureConfig, RunFile
 from headrace.errors import CaptureError, HeadraceError
 from headrace.order import CaptureGroup
-from headrace.prepare.model_files import load_config, load_tokenizer
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Progress, Silent
-from headrace.record import Record, Sample, Segment, make_record, sealed_message, segment_from_message
+from headrace.record import Record, Segment, make_record, sealed_message, segment_from_message
 from headrace.store.manifest import TARGET_IDENTITY
-from headrace.taps import Tap, parse_tap
+from headrace.taps import Tap
 from headrace.target.base import Generated, TargetSpec
-from headrace.target.transformers_target import load_target
-from headrace.token_rule import TokenRule
 
 if TYPE_CHECKING:
     from headrace.capture.capture import GroupEncoder
 
 _MOST_BLOCKS = 2048  # pieces that groups are dealt out in; a piece is what a lost actor's task does again
+_A_TIME = 8  # groups that a server is given together
 _WATCH_S = 5.0
 _RETRIES = 8  # of a piece; a target that always dies ends the capture
 _NO_RAY = "pip install 'headrace[ray]'"
-
-_ASKED = pa.schema(
-    {
-        "wanted": pa.list_(pa.int64()),
-        "padded": pa.int64(),
-        "samples": pa.list_(pa.large_binary()),
-        "digests": pa.list_(pa.binary(16)),
-    }
-)
-# A segment of a record; why a row has none; or, with row -1, the end of a group: its tokens, or an error.
-MADE = pa.schema(
-    {
-        "row": pa.int64(),
-        "message": pa.large_binary(),
-        "digest": pa.binary(16),
-        "lost": pa.float64(),
-        "reason": pa.string(),
-        "num_tokens": pa.int64(),
-        "error": pa.string(),
-    }
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +48,7 @@ class Made:
     """What came back at a time: whole records, reasons of rows that failed, and the tokens that were run."""
 
     records: list[Record]
-    wrong: dict[int, str]
+    wrong: Wrong
     num_tokens: int
 
 
@@ -191,9 +165,10 @@ class Fleet:
             read_groups, fn_kwargs={"folder": folder}, batch_size=1, batch_format="pyarrow", num_cpus=0,
             compute=ray.data.TaskPoolStrategy(size=1), scheduling_strategy=here,
         )  # fmt: skip
+        a_time = _A_TIME if self.cfg.target.engine == "vllm" else 1
         pool = ray.data.ActorPoolStrategy(min_size=1, max_size=self.num_targets, initial_size=self.num_targets)
         records = samples.map_batches(
-            GroupActor, fn_constructor_kwargs=dict(told), batch_size=1, batch_format="pyarrow", compute=pool,
+            GroupActor, fn_constructor_kwargs=dict(told), batch_size=a_time, batch_format="pyarrow", compute=pool,
             max_restarts=-1, max_task_retries=_RETRIES, **placement(self.cfg.capture),
         )  # fmt: skip
         yield from records.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
@@ -210,7 +185,7 @@ class Fleet:
             if row not in wanted:
                 continue
             if told["reason"] is not None:
-                made.wrong[row] = told["reason"]
+                made.wrong[row] = (told["reason"], bool(told["permanent"]))
                 wanted.discard(row)
                 continue
             segment = segment_from_message(memoryview(messages[n].as_buffer()), told["digest"])
@@ -228,69 +203,6 @@ class Fleet:
         return made
 
 
-@dataclass
-class Losses(Drift):
-    """Keeps what each record loses, for the driver to count."""
-
-    by_row: dict[int, float] = field(default_factory=dict)
-
-    def see(self, row: int, source: str, states_TLH: torch.Tensor) -> None:
-        """Of one record's states [T, L, H]."""
-        self.by_row[row] = lost_share(self.codec, states_TLH)
-
-
-class GroupActor:
-    """In a worker: a target, loaded at the first group; errors of ours travel as data, told by the driver."""
-
-    def __init__(self, **told: Any) -> None:
-        self._told = told
-        self._encoder: GroupEncoder | None = None
-
-    def __call__(self, asked: pa.Table) -> pa.Table:
-        """Groups to their records. Returns: rows of `MADE`."""
-        rows: list[dict[str, Any]] = []
-        for group in asked.to_pylist():
-            try:
-                rows += self._group(group)
-            except HeadraceError as exc:
-                rows.append({"row": -1, "error": json.dumps([type(exc).__name__, *map(str, exc.args)])})
-        return pa.Table.from_pylist(rows, MADE)
-
-    def _group(self, group: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        if self._encoder is None:
-            self._encoder = self._load()
-        own = [segment_from_message(*one) for one in zip(group["samples"], group["digests"], strict=True)]
-        samples = [Sample(one.row, one.id, one.input_ids, one.loss_mask) for one in own]
-        records, wrong = self._encoder.records(samples, group["padded"], group["wanted"], self._told["generation"])
-        losses = self._encoder.drift.by_row if isinstance(self._encoder.drift, Losses) else {}
-        for record in records:
-            for segment in record.segments:
-                message, digest = sealed_message(segment)
-                yield {"row": record.row, "message": bytes(message), "digest": digest, "lost": losses.get(record.row)}
-        yield from ({"row": row, "reason": reason} for row, reason in wrong.items())
-        losses.clear()
-        yield {"row": -1, "num_tokens": sum(sample.num_tokens for sample in samples)}
-
-    def _load(self) -> "GroupEncoder":
-        from headrace.capture.capture import GroupEncoder
-
-        told = self._told
-        cfg = RunFile.model_validate_json(told["run_file"])
-        target = load_target(cfg.target)
-        for name, expected in told["expected"].items():
-            if getattr(target.spec, name) != expected:
-                found = f"{getattr(target.spec, name)} on {platform.node()}"
-                raise CaptureError(f"a target of {name} {expected} on every node", found, "give all the same model")
-        with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-            if told["basis"] is not None:
-                (Path(folder) / BASIS_NAME).write_bytes(told["basis"])
-            codec = open_codec(CodecSpec.from_json(told["codec"]), Path(folder))
-        drift = Drift.of(codec)
-        losses = None if drift is None else Losses(drift.codec, drift.expected)
-        taps = tuple(parse_tap(name) for name in told["taps"])
-        return GroupEncoder(target, taps, codec, TokenRule.parse(told["rule"]), losses)
-
-
 def read_groups(items: pa.Table, folder: str) -> pa.Table:
     """On the driver's node, where the prepared set is: groups with their samples, each a record without states."""
     prepared, found = PreparedSet.open(Path(folder)), []
@@ -302,7 +214,7 @@ def read_groups(items: pa.Table, folder: str) -> pa.Table:
             sealed.append(sealed_message(empty.segments[0]))
         messages, digests = [bytes(message) for message, _ in sealed], [digest for _, digest in sealed]
         found.append({"wanted": item["wanted"], "padded": item["padded"], "samples": messages, "digests": digests})
-    return pa.Table.from_pylist(found, _ASKED)
+    return pa.Table.from_pylist(found, ASKED)
 
 
 def placement(cfg: CaptureConfig) -> dict[str, Any]:
@@ -339,21 +251,13 @@ def live_nodes() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def hardware() -> str:
-    """What this process captures with."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu"
-
-
 @contextmanager
 def open_fleet(cfg: RunFile, progress: Progress) -> Iterator[Fleet]:
     """Join the cluster at RAY_ADDRESS, or the one this machine is part of, until the end of the block.
 
-    Raises: CaptureError without Ray, a cluster, or a node with the resources; for engines; what loading a target
-    raises, where a worker meets it.
+    Raises: CaptureError without Ray, a cluster, or a node with the resources; what loading a target raises, or starting
+    an engine, where a worker meets it.
     """
-    if cfg.target.engine != "transformers":
-        hint = "set target.engine=transformers; or start engines on the nodes and capture without --ray"
-        raise CaptureError("a target that an actor holds, transformers", f"target.engine {cfg.target.engine}", hint)
     try:
         import ray
     except ImportError as exc:
@@ -393,26 +297,6 @@ def _fleet(cfg: RunFile, progress: Progress) -> Fleet:
         raise _error(text)
     progress.note(f"ray: {num} targets on {len(nodes)} nodes")
     return Fleet(TargetSpec(**told.pop("spec")), told, cfg, num, progress)
-
-
-def told_of(run_file: str) -> str:
-    """In a worker: the target as it would load it, without its weights; JSON, a list for an error."""
-    import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    from headrace.target.device import choose_device, run_dtype
-    from headrace.target.transformers_target import read_spec, target_folder
-
-    cfg = RunFile.model_validate_json(run_file)
-    try:
-        folder = target_folder(cfg.target.model)
-        architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(load_config(folder))].__name__
-        dtype = run_dtype(cfg.target.dtype, choose_device(cfg.target.device))
-        engine = ("transformers", f"{transformers.__version__} torch {torch.__version__}")
-        spec = read_spec(cfg.target, folder, load_tokenizer(folder), architecture, dtype, engine)
-    except HeadraceError as exc:
-        return json.dumps([type(exc).__name__, *map(str, exc.args)])
-    return json.dumps({"spec": asdict(spec), "hardware": hardware(), "threads": torch.get_num_threads()})
 
 
 def _error(text: str) -> HeadraceError:

@@ -30,6 +30,7 @@ from headrace.capture.spool import spool_root
 from headrace.codec.base import TORCH_DTYPES
 from headrace.codec.drift import Drift
 from headrace.codec.registry import chosen_spec, copy_basis, open_codec
+from headrace.codec.spec import is_auto, is_latent
 from headrace.config import RunFile, RunFolder
 from headrace.errors import CaptureError, CodecError, TargetError
 from headrace.prepare.prepared import PreparedSet
@@ -218,5 +219,4 @@ def answered_sample(prompt: Sample, answer: Generated) -> Sample:
 
 def _unfitted(setting: str) -> bool:
     """Whether a codec is fitted, or chosen, on a prepared set that is yet to be made."""
-    name = setting.strip().lower()
-    return name == "auto" or name.startswith("latent:")
+    return is_auto(setting) or is_latent(setting)

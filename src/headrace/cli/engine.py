@@ -29,9 +29,9 @@ def engine(
     json_: Annotated[bool, typer.Option("--json", help="print as JSON on stdout")] = False,
 ) -> None:
     """Print the vLLM server that captures for a run; with --launch, start and watch it."""
+    from headrace.capture.engine_launch import Wish, prepared_engine
+    from headrace.capture.engine_launch import launch as start
     from headrace.config import RunFolder, load_run_file
-    from headrace.plugins.vllm_engine import Wish, prepared_engine
-    from headrace.plugins.vllm_engine import launch as start
 
     progress = Terminal(_stderr)
     with failures_shown(_stderr):

@@ -6,7 +6,7 @@ latent can drift so; a codec without a basis gives nothing.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -30,7 +30,7 @@ class Drift:
     worst: tuple[float, int] = (0.0, -1)
 
     @classmethod
-    def of(cls, codec: Codec) -> "Drift | None":
+    def of(cls, codec: Codec) -> Self | None:
         """For a codec whose fit says what it kept; None for any other."""
         if not isinstance(codec, QuantisedCodec) or codec.basis is None or codec.basis.projection_RW is None:
             return None

@@ -142,6 +142,16 @@ def is_short(text: str) -> bool:
     return ":" in text or text.strip().lower() in NAMES
 
 
+def is_auto(setting: str) -> bool:
+    """Whether a codec is yet to be chosen by its size."""
+    return setting.strip().lower() == "auto"
+
+
+def is_latent(setting: str) -> bool:
+    """Whether a codec is a latent by its short name, whose directions are yet to be fitted."""
+    return setting.strip().lower().startswith("latent:")
+
+
 def short_spec(text: str, num_taps: int, hidden_size: int, dtype: str) -> CodecSpec:
     """The spec that a short name stands for; of `latent`, sizes only: its basis is fitted.
 

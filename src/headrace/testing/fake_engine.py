@@ -55,7 +55,7 @@ class FakeEngine:
     def __init__(
         self, folder: Path, model: str, taps: Sequence[str], codec: CodecSpec, *, basis: Path | None = None,
         dtype: str = "float32", fault: str = "", times: int = FOREVER, port: int = 0, max_model_len: int = 512,
-        queue_bytes: int = 2**26,
+        queue_bytes: int = 2**26, engine: str = "fake", version: str = "0",
     ) -> None:  # fmt: skip
         self.target: TransformersTarget = load_target(TargetConfig.model_validate({"model": model, "dtype": dtype}))
         self.target.model.requires_grad_(False)
@@ -76,13 +76,13 @@ class FakeEngine:
             model_folder=str(self.target.folder), taps=[str(tap) for tap in self.columns],
             layer_ids=[to_vllm(tap, depth) for tap in self.columns], num_states=len(self.columns),
             hidden_size=self.target.spec.hidden_size, encoded=self.encoded, codec=codec.to_json(),
-            basis=None if basis is None else str(basis), queue_bytes=queue_bytes, engine="fake", version="0",
+            basis=None if basis is None else str(basis), queue_bytes=queue_bytes, engine=engine, version=version,
             dtype=self.target.spec.dtype,
         )  # fmt: skip
         self.channel = ChannelServer(Path(self.file.channel), self.file.told(), queue_bytes)
+        self.file.write(folder)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
-        self.file.write(folder)
 
     def close(self) -> None:
         """Stop answering; safe to call twice."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from headrace.capture.engine_launch import Wish, launch, prepared_engine
 from headrace.codec.spec import SPEC_NAME, short_spec
 from headrace.config import RunFile, RunFolder
 from headrace.errors import ConfigError, TargetError
 from headrace.files import write_json
-from headrace.plugins.vllm_engine import Wish, launch, prepared_engine
 from headrace.progress import Silent
 from headrace.target.engine_file import EngineFile
 from headrace.testing.tiny_target import HIDDEN_SIZE, save_tiny_target

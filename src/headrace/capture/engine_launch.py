@@ -15,13 +15,12 @@ from pathlib import Path
 
 from headrace.capture.capture import capture_taps
 from headrace.codec.registry import chosen_spec
-from headrace.codec.spec import SPEC_NAME, CodecSpec
+from headrace.codec.spec import SPEC_NAME, CodecSpec, is_auto, is_latent
 from headrace.config import RunFile, RunFolder
 from headrace.errors import ConfigError
 from headrace.files import locked
 from headrace.prepare.model_files import load_config
 from headrace.progress import Progress
-from headrace.raw_slice import AUTO, is_latent
 from headrace.taps import FINAL_PRE_NORM, from_vllm, to_vllm
 from headrace.target.device import choose_device, run_dtype
 from headrace.target.engine_file import ENGINE_FILE, LOG_FILE, EngineFile
@@ -112,15 +111,15 @@ def describe(cfg: RunFile, folder: RunFolder, where: Path, wish: Wish, vllm: Ins
         queue_bytes=cfg.engine.queue_bytes,
         engine="vllm",
         version=vllm.version,
-        dtype=_dtype(cfg, vllm),
+        dtype=engine_dtype(cfg, vllm),
         files=str((where / "files").resolve()) if wish.to_files else None,
     )
 
 
-def launch(engine: Engine, progress: Progress, until: Callable[[EngineProcess], None] = EngineProcess.watch) -> None:
-    """Start the server and watch it; it ends, with its workers and its socket, when this ends.
+@contextmanager
+def running(engine: Engine, progress: Progress) -> Iterator[EngineProcess]:
+    """A healthy server; it ends, with its workers and its socket, when the block ends.
 
-    Args: until: what to do while it is healthy; by default, wait until it dies.
     Raises: TargetError for a port that is taken and, with exit code and last lines, for a server that dies.
     """
     try:
@@ -129,22 +128,31 @@ def launch(engine: Engine, progress: Progress, until: Callable[[EngineProcess], 
             seconds = server.wait_healthy(START_S, lambda passed: progress.advance(int(passed)))
             progress.end()
             progress.note(f"engine: healthy after {seconds:.0f} s at {engine.file.url}, process {server.pid}")
-            until(server)
+            yield server
     finally:
         shutil.rmtree(Path(engine.file.channel).parent, ignore_errors=True)
+
+
+def launch(engine: Engine, progress: Progress, until: Callable[[EngineProcess], None] = EngineProcess.watch) -> None:
+    """Start the server and watch it.
+
+    Args: until: what to do while it is healthy; by default, wait until it dies. Raises: TargetError as `running`.
+    """
+    with running(engine, progress) as server:
+        until(server)
 
 
 def _codec(cfg: RunFile, folder: RunFolder, num_taps: int, hidden_size: int) -> tuple[CodecSpec | None, Path | None]:
     """The run's codec, as far as it is fitted or chosen."""
     setting = cfg.capture.codec
-    if is_latent(setting) or setting.strip().lower() == AUTO:
+    if is_latent(setting) or is_auto(setting):
         if is_latent(setting) and (folder.root / "codec" / SPEC_NAME).is_file():
             return chosen_spec(str(folder.root / "codec"), num_taps, hidden_size, cfg.states_dtype)
         return None, None
     return chosen_spec(setting, num_taps, hidden_size, cfg.states_dtype)
 
 
-def _dtype(cfg: RunFile, vllm: Installed) -> str:
+def engine_dtype(cfg: RunFile, vllm: Installed) -> str:
     """What the server runs in; by the build of vLLM, for the torch here may be one that sees no GPU."""
     if vllm.for_cpu:
         return run_dtype(cfg.target.dtype, choose_device("cpu"))
