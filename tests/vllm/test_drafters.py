@@ -52,7 +52,14 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def exported(wide: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def sliding(wide: Pair) -> Drafter:
+    """Another one, of layers that see little, and nothing later in their block."""
+    sizes = {"layer_types": ("sliding_attention",) * 2, "sliding_window": 6, "sliding_causal": True}
+    return taught(wide.target, wide.head, 150, replace(wide.drafter.shape, **sizes), lr=2e-3)
+
+
+@pytest.fixture(scope="module")
+def exported(wide: Pair, sliding: Drafter, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Both layouts, of the whole vocabulary and of three quarters of it."""
     root = tmp_path_factory.mktemp("drafters")
     ids = torch.tensor([token for token in range(VOCAB_SIZE) if token % 4])
@@ -65,6 +72,7 @@ def exported(wide: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         export_zlab(drafter, root / f"{name}-zlab", head=wide.head)
         target = str(wide.target.folder)
         export_speculators(drafter, root / f"{name}-speculators", target, ["Qwen3ForCausalLM"], head=wide.head)
+    export_zlab(sliding, root / "sliding-zlab", head=wide.head)
     return {folder.name: folder for folder in sorted(root.iterdir())}
 
 
@@ -93,7 +101,9 @@ def decoded(pair: Pair, folder: Path) -> list[Decoded]:
     return answers
 
 
-@pytest.mark.parametrize("name", ["reduced-speculators", "reduced-zlab", "whole-speculators", "whole-zlab"])
+@pytest.mark.parametrize(
+    "name", ["reduced-speculators", "reduced-zlab", "sliding-zlab", "whole-speculators", "whole-zlab"]
+)
 def test_vllm_gives_the_same_answers_in_as_many_passes(
     wide: Pair, exported: dict[str, Path], served: dict[str, Any], name: str
 ) -> None:
@@ -107,6 +117,16 @@ def test_vllm_gives_the_same_answers_in_as_many_passes(
 def test_the_two_vocabularies_differ_so_that_the_check_can_fail(served: dict[str, Any]) -> None:
     assert served["reduced-zlab"]["num_drafts"] > served["whole-zlab"]["num_drafts"]
     assert served["reduced-zlab"]["ids"] == served["whole-zlab"]["ids"]
+
+
+def test_a_window_is_seen_so_that_the_check_can_fail(
+    wide: Pair, sliding: Drafter, served: dict[str, Any], tmp_path: Path
+) -> None:
+    for changes in ({"sliding_window": 60}, {"sliding_causal": False}):
+        other = Drafter(replace(sliding.shape, **changes))
+        other.load_state_dict(sliding.state_dict())
+        export_zlab(other, tmp_path, head=wide.head)
+        assert sum(len(a.gained) for a in decoded(wide, tmp_path)) != served["sliding-zlab"]["num_drafts"], changes
 
 
 def test_the_profile_says_that_it_was_served() -> None:
