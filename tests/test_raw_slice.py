@@ -7,12 +7,12 @@ import pytest
 
 from headrace.capture.capture import capture
 from headrace.codec.registry import open_codec
-from headrace.codec.spec import short_spec
+from headrace.codec.spec import auto_ladder, short_spec
 from headrace.config import RunFile, RunFolder, TargetConfig
 from headrace.errors import ConfigError
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Silent
-from headrace.raw_slice import auto_ladder, capture_slice, with_codec
+from headrace.raw_slice import capture_slice, with_codec
 from headrace.store.budget import expected_bytes
 from headrace.store.reader import StoreReader
 from headrace.target.transformers_target import TransformersTarget, load_target

@@ -377,7 +377,12 @@ def main(given: Given, size: str, parts: list[str]) -> None:
     claims.close()
 
 
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt  # engines end with us
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)
     folder, python, gsm8k, demo = sys.argv[1:5]
     chosen = "full" if sys.argv[5:6] == ["full"] else "small"
     whole = Given(Path(folder) / chosen, python, Path(gsm8k), Path(demo), SIZES[chosen])

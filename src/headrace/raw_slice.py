@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.calibrate import Wish, fit_codec, in_turn
 from headrace.capture.capture import capture, capture_taps
-from headrace.codec.spec import SPEC_NAME, is_auto, is_latent, short_spec
+from headrace.codec.spec import AUTO_SPARE, SPEC_NAME, auto_ladder, is_auto, is_latent, short_spec
 from headrace.config import RunFile, RunFolder
 from headrace.errors import ConfigError
 from headrace.files import Stage
@@ -23,14 +23,6 @@ from headrace.store.budget import expected_bytes
 from headrace.target.base import Target
 
 HELDOUT_SHARE = 0.1  # of a slice's tokens, for judging
-SPARE = 1.01  # sizes of lossless, and of escapes, are what is expected
-
-
-def auto_ladder(hidden_size: int) -> tuple[str, ...]:
-    """What `auto` chooses from, gentlest first, by what each loses on states (docs/codecs.md)."""
-    latents = (f"latent:{hidden_size}x8", f"latent:{hidden_size}x4")
-    narrow = (f"latent:{max(1, hidden_size // part)}x4" for part in (2, 4, 8))
-    return ("raw", "lossless", "fp8", "rotated:8", "rotated:6", "rotated:4", *latents, *narrow)
 
 
 def capture_slice(cfg: RunFile, folder: RunFolder, target: Target, max_tokens: int, progress: Progress) -> RunFolder:
@@ -94,7 +86,7 @@ def _chosen(cfg: RunFile, folder: RunFolder, target: Target) -> str:
     for name in auto_ladder(hidden_size):
         spec = short_spec(name, len(taps), hidden_size, cfg.states_dtype)
         sizes[name] = expected_bytes(lengths, spec.bytes_per_token())
-        if sizes[name] * SPARE <= cfg.store.max_bytes:
+        if sizes[name] * AUTO_SPARE <= cfg.store.max_bytes:
             return name
     last, size = next(reversed(sizes.items()))
     raise ConfigError(

@@ -49,6 +49,22 @@ def test_a_narrow_codec_makes_a_small_fc(tmp_path: Path) -> None:
     assert plan.figures["bytes_per_token"].value == 2_640
 
 
+def test_auto_is_the_gentlest_codec_whose_store_fits(tmp_path: Path) -> None:
+    sizes = {
+        c: make_plan(the_data_set(tmp_path, codec=c)).figures["stored_bytes"].value for c in ("raw", "latent:640x4")
+    }
+    for room, name in ((sizes["raw"] * 1.02, "raw"), (sizes["raw"] * 0.52, "fp8"), (1e12, "latent:2560x4")):
+        plan = make_plan(the_data_set(tmp_path, codec="auto", store_bytes=int(room)))
+        assert plan.codec.setting == name
+        assert plan.figures["stored_bytes"].value * 1.01 <= room
+        assert f"codec auto is {name}" in plan.notes
+    assert make_plan(the_data_set(tmp_path, codec="auto", disk_budget="1 TB")).codec.setting == "latent:2560x4"
+    with pytest.raises(PlanError, match=r"by latent:640x4"):
+        make_plan(the_data_set(tmp_path, codec="auto", store_bytes=int(sizes["latent:640x4"])))
+    with pytest.raises(PlanError, match=r"store\.max_bytes"):
+        make_plan(the_data_set(tmp_path, codec="auto"))
+
+
 def test_measured_rates_replace_modelled_ones() -> None:
     measured = Measurement(
         machine="here", date="2026-11-30", capture_tokens_s=100, train_tokens_s=50, decode_tokens_s=20,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RUN = typer.Argument(help="run file: plan its run, save the plan in its folder", metavar="[RUN.yaml]")
 MEASURE = typer.Option("--measure", help="time a short capture and a few training steps here, plan from them")
 CHECK = typer.Option(help="a run's folder: put its saved plan and what it took side by side")
-CODEC = typer.Option(help="raw, lossless, fp8, rotated:BITS, latent:RANKxBITS, or the folder of a fitted codec")
+CODEC = typer.Option(help="raw, lossless, fp8, rotated:BITS, latent:RANKxBITS, auto, or the folder of a fitted codec")
 CAPTURE_GPU = typer.Option(help="GPUs that run the target, for example rtx-pro-6000:2")
 
 

@@ -21,6 +21,7 @@ GROUP = 128  # coordinates that share a scale, unless fitted otherwise
 GROUP_8 = 512  # at 8 bits, where a scale's own bytes would weigh more than what it saves
 LOSSLESS_RATIO = 1.45  # expected of bfloat16 states; the ceiling by the entropy of exponents is about 1.51
 SCALE_BYTES = 2  # float16
+AUTO_SPARE = 1.01  # what `auto` leaves free: sizes of lossless, and of escapes, are what is expected
 SPEC_NAME = "codec.json"  # in the folder of a fitted codec
 KNOWN = "raw, lossless, fp8, rotated:B (B bits a coordinate) and latent:RxB (R coordinates of B bits)"
 _SHORT = re.compile(r"(raw|lossless|fp8)|rotated:(\d+)|latent:(\d+)x(\d+)")
@@ -145,6 +146,13 @@ def is_short(text: str) -> bool:
 def is_auto(setting: str) -> bool:
     """Whether a codec is yet to be chosen by its size."""
     return setting.strip().lower() == "auto"
+
+
+def auto_ladder(hidden_size: int) -> tuple[str, ...]:
+    """What `auto` chooses from, gentlest first, by what each loses on states (docs/codecs.md)."""
+    latents = (f"latent:{hidden_size}x8", f"latent:{hidden_size}x4")
+    narrow = (f"latent:{max(1, hidden_size // part)}x4" for part in (2, 4, 8))
+    return ("raw", "lossless", "fp8", "rotated:8", "rotated:6", "rotated:4", *latents, *narrow)
 
 
 def is_latent(setting: str) -> bool:

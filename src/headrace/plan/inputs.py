@@ -65,7 +65,12 @@ class PlanInputs(Strict):
     num_taps: int = Field(5, ge=1, le=1000, description="taps of the default rule")
     final_state: bool = Field(False, description="the target's last state beside the taps")
     dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="dtype of the states")
-    codec: str = Field("raw", description="the codec of the plan's main figures: a name, or the folder of a fitted one")
+    codec: str = Field(
+        "raw", description="the codec of the plan's main figures: a name, the folder of a fitted one, or auto"
+    )
+    store_bytes: int | None = Field(
+        None, ge=1, description="room of the store, by which auto chooses; none: disk_budget"
+    )
     codecs: list[str] | None = Field(None, description="codecs to compare; none means the usual ones")
 
     drafter: Path | None = Field(None, description="config.json of a published DFlash drafter")

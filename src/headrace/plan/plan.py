@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from headrace.codec.spec import AUTO_SPARE, auto_ladder, is_auto
 from headrace.errors import PlanError
 from headrace.plan import arithmetic
 from headrace.plan.arithmetic import BreakEven, Fit
@@ -77,7 +78,7 @@ def _computed(inputs: PlanInputs) -> Plan:
     basis = read_basis(inputs)
     names = inputs.codecs or list(default_codecs(basis.target.hidden_size))
     width = (len(basis.taps), basis.target.hidden_size, inputs.dtype)
-    codec = codec_size(inputs.codec, *width)
+    codec = codec_size(_codec_name(inputs, basis), *width)
     codecs = tuple({c.name: c for c in (*(codec_size(n, *width) for n in names), codec)}.values())
     sites_of = {c.name: _sites(basis, c) for c in codecs}  # a narrow codec makes a smaller fc, which may fit
     sites = sites_of[codec.name]
@@ -106,8 +107,29 @@ def _computed(inputs: PlanInputs) -> Plan:
         options=options,
         break_even=_break_even(basis, sites, sizes[codec.name]),
         recommendation=recommend(basis, codec, codecs, sizes, sites[-1].train, options),
-        notes=basis.notes,
+        notes=(*basis.notes, f"codec auto is {codec.setting}") if is_auto(inputs.codec) else basis.notes,
     )
+
+
+def _codec_name(inputs: PlanInputs, basis: Basis) -> str:
+    """The codec that is named; of `auto` the one that a capture would choose. Raises: PlanError when none fits."""
+    if not is_auto(inputs.codec):
+        return inputs.codec
+    room = inputs.store_bytes
+    if room is None:
+        if inputs.disk_budget is None:
+            hint = "set store.max_bytes in the run file, or give --disk-budget"
+            raise PlanError("room for the store, with codec auto", "none", hint)
+        room = int(parse_bytes(inputs.disk_budget))
+    hidden_size = basis.target.hidden_size
+    sizes: dict[str, float] = {}
+    for name in auto_ladder(hidden_size):
+        sizes[name] = _stored(basis.tokens, codec_size(name, len(basis.taps), hidden_size, inputs.dtype)).value
+        if sizes[name] * AUTO_SPARE <= room:
+            return name
+    last, size = next(reversed(sizes.items()))
+    hint = "more room, fewer samples, or a smaller latent by name"
+    raise PlanError(f"states within {room:,} bytes", f"{size:,.0f} by {last}, the smallest that auto takes", hint)
 
 
 def _sites(basis: Basis, codec: CodecSize) -> tuple[Site, ...]:

@@ -30,6 +30,7 @@ def run_inputs(cfg: RunFile, folder: RunFolder, with_samples: bool = True) -> di
         "final_state": cfg.capture.final_state,
         "dtype": cfg.states_dtype,
         "codec": cfg.capture.codec,
+        "store_bytes": cfg.store.max_bytes,
         "num_layers": drafter.num_layers,
         "block_size": drafter.block_size,
         "intermediate_size": drafter.intermediate_size,
