@@ -99,20 +99,53 @@ def test_a_command_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
         EngineProcess([str(tmp_path / "none")], {}, tmp_path / "log", "http://127.0.0.1:1")
 
 
-def test_a_server_ends_when_whoever_watches_it_is_killed(tmp_path: Path) -> None:
-    watcher = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "from headrace.target.vllm_process import EngineProcess\n"
-        "command = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
-        "server = EngineProcess(command, {}, Path(sys.argv[1]), f'http://127.0.0.1:{sys.argv[2]}')\n"
-        "print(server.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    command = [sys.executable, "-c", watcher, str(tmp_path / "log"), str(free_port())]
+# As a server that is asked to end, and takes its worker along; or that hears nothing.
+GRACEFUL = """
+import signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+def end(*_):
+    child.kill()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("child", child.pid, flush=True)
+signal.pause()
+"""
+DEAF = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("child", child.pid, flush=True)
+time.sleep(600)
+"""
+WATCHER = """
+import sys, time
+from pathlib import Path
+from headrace.target import vllm_process
+vllm_process.STOP_S = 1.0
+command = [sys.executable, "-c", sys.argv[3]]
+server = vllm_process.EngineProcess(command, {}, Path(sys.argv[1]), f"http://127.0.0.1:{sys.argv[2]}")
+while not Path(sys.argv[1]).read_text():
+    time.sleep(0.05)
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["alone", "with the server"])
+@pytest.mark.parametrize("code", [GRACEFUL, DEAF, SERVER], ids=["graceful", "deaf", "plain"])
+def test_a_server_and_its_workers_end_when_whoever_watches_it_is_killed(
+    tmp_path: Path, code: str, killed: bool
+) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", WATCHER, str(log), str(free_port()), code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         server = int(child.stdout.readline())
+        worker = int(log.read_text().split()[1])
         assert alive(server)
+        assert alive(worker)
+        if killed:
+            os.kill(server, signal.SIGKILL)
         child.kill()
     assert gone(server)
+    assert gone(worker)

@@ -1,5 +1,6 @@
 """Capture on a Ray cluster whose actors each start a real vLLM server: every row once, though a node is killed."""
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -31,8 +32,14 @@ FLOAT32 = 1e-4  # relative Frobenius error
 
 
 def servers() -> list[psutil.Process]:
-    """vLLM servers that run now."""
-    return [one for one in psutil.process_iter(["cmdline"]) if {"serve", "--kv_transfer_config"} <= set(one.cmdline())]
+    """vLLM servers and workers that run now."""
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = one.cmdline()
+            if {"serve", "--kv_transfer_config"} <= set(words) or (words[:1] and words[0].startswith("VLLM::")):
+                found.append(one)
+    return found
 
 
 def test_each_actor_starts_a_server_and_a_killed_node_loses_nothing(tmp_path: Path) -> None:

@@ -24,13 +24,40 @@ LAST_LINES = 12
 STOP_S = 20.0  # what a server may take to end by itself
 _POLL_S = 0.25
 _ASK_S = 2.0
-# Asks Linux for a SIGTERM when the process that watches the server is killed (1 is PR_SET_PDEATHSIG), then becomes it.
-_UNTIL_WE_END = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 15)
-if os.getppid() != int(sys.argv[1]):
+# Becomes the server, after it has asked Linux for a SIGTERM when the watcher is killed (1 is PR_SET_PDEATHSIG), and
+# left a process behind, a child of nobody, that kills what is left of the server's group a while after the watcher
+# has gone: workers outlive a server that was killed, or was still starting.
+_WITH_REAPER = """
+import ctypes, os, select, signal, sys, time
+watcher, server, grace = int(sys.argv[1]), os.getpid(), float(sys.argv[2])
+watched = os.pidfd_open(watcher)
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != watcher:
     sys.exit("whoever watches this server has ended")
-os.execvp(sys.argv[2], sys.argv[2:])
+if os.fork():
+    os.wait()
+    os.execvp(sys.argv[3], sys.argv[3:])
+os.setsid()
+if os.fork():
+    os._exit(0)
+
+def lives():
+    try:
+        os.killpg(server, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+poll = select.poll()
+poll.register(watched, select.POLLIN)
+while not poll.poll(1000):
+    if not lives():
+        os._exit(0)
+until = time.monotonic() + grace
+while lives() and time.monotonic() < until:
+    time.sleep(0.2)
+if lives():
+    os.killpg(server, signal.SIGKILL)
 """
 
 
@@ -47,7 +74,8 @@ class EngineProcess:
             raise TargetError(f"to start {command[0]}", "no such program", "check engine.python")
         log.parent.mkdir(parents=True, exist_ok=True)
         self.url, self.log = url, log
-        before = [sys.executable, "-c", _UNTIL_WE_END, str(os.getpid())] if sys.platform == "linux" else []
+        reaped = [sys.executable, "-c", _WITH_REAPER, str(os.getpid()), str(STOP_S)]
+        before = reaped if sys.platform == "linux" else []
         with open(log, "wb") as out:
             self._child = subprocess.Popen(
                 [*before, *command],
