@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from headrace.codec.registry import open_codec
-from headrace.config import RunFile, RunFolder
-from headrace.errors import CodecError
+from headrace.config import RunFile, RunFolder, StoreConfig
+from headrace.errors import CodecError, ConfigError
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Silent
+from headrace.store.merge import merge
 from headrace.store.reader import StoreReader
+from headrace.store.remote import open_reader
 from headrace.testing.tiny_target import save_tiny_target
 from headrace.train.loop import train
 from headrace.transcode import transcode
@@ -72,3 +74,31 @@ def test_encoded_states_and_the_same_folder_are_refused(source: RunFolder, tmp_p
         transcode(RunFile(), to, RunFolder(tmp_path / "again"), "fp8", Silent())
     with pytest.raises(CodecError, match="another run folder"):
         transcode(RunFile(), source, RunFolder(tmp_path / "raw" / ".." / "raw"), "fp8", Silent())
+
+
+def test_states_come_from_an_address_and_go_to_one(
+    source: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    raw, encoded = (f"memory://{tmp_path}/{name}" for name in ("raw", "encoded"))
+    merge([source.states], raw, 1 << 20, 60.0)
+    far = RunFile(store=StoreConfig(at=raw))
+    (source.states / "manifest.json").unlink()  # nothing is read there any more
+    here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    summary = transcode(far, source, here, "rotated:6", Silent())
+    assert transcode(far, source, there, "rotated:6", Silent(), encoded) == summary
+    assert (summary["num_records"], summary["num_failed"]) == (13, 1)
+    assert list((there.states / "shards").iterdir()) == []
+    prepared = PreparedSet.open(there.prepared)
+    for reader in (StoreReader(here.states), open_reader(encoded)):
+        codec = open_codec(reader.manifest.codec, reader.root)
+        assert reader.failures[3].permanent
+        for row in reader.rows.tolist():
+            sample = prepared.sample(row)
+            record = reader.read(row, sample.id)
+            assert b"".join(s.payload for s in record.segments) == codec.encode(states_of(sample))
+    with pytest.raises(ConfigError, match="the same at"):
+        transcode(far, source, there, "rotated:6", Silent())
+    config = run_file(there.root, tmp_path / "target", max_steps=2)
+    at = config.model_copy(update={"store": StoreConfig(at=encoded)})
+    assert train(at, there, True, Silent())["num_steps"] == 2

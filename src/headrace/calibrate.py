@@ -26,7 +26,7 @@ from headrace.drafter.stock import load_stock
 from headrace.errors import CodecError
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Progress
-from headrace.store.reader import StoreReader
+from headrace.store.remote import open_reader, read_ahead
 
 REPORTED_TOKENS = 20_000
 
@@ -59,9 +59,13 @@ def in_turn(prepared: PreparedSet, rows: Iterable[int], max_tokens: int) -> list
 class Slice:
     """Samples of a store, sources in turn, up to a number of tokens; gone through as often as one likes."""
 
-    def __init__(self, folder: RunFolder, heldout: bool, max_tokens: int) -> None:
-        """Raises: CodecError when the states are not whole, or none are there."""
-        self.prepared, self.reader = PreparedSet.open(folder.prepared), StoreReader(folder.states)
+    def __init__(self, folder: RunFolder, heldout: bool, max_tokens: int, at: str | None = None) -> None:
+        """Args: at: where the states are, if not in the folder.
+
+        Raises: CodecError when the states are not whole, or none are there.
+        """
+        self._place = at or folder.states
+        self.prepared, self.reader = PreparedSet.open(folder.prepared), open_reader(self._place)
         self.codec = open_codec(self.reader.manifest.codec, folder.states)
         if not self.codec.spec.of_taps:
             raise CodecError("states as they were captured", f"the codec {self.codec.spec.name}", "capture raw")
@@ -72,18 +76,19 @@ class Slice:
 
     def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Source and states [T, L, H] of each sample, in the dtype they were stored in."""
-        for row in self.rows:
-            sample = self.prepared.sample(row)
-            yield sample.source, record_states(self.reader.read(row, sample.id), self.codec)
+        samples = map(self.prepared.sample, self.rows)
+        for sample, record in read_ahead(self._place, lambda s: self.reader.read(s.row, s.id), samples):
+            yield sample.source, record_states(record, self.codec)
 
 
-def fit_codec(folder: RunFolder, wish: Wish, out: Path, progress: Progress) -> dict[str, Any]:
+def fit_codec(folder: RunFolder, wish: Wish, out: Path, progress: Progress, at: str | None = None) -> dict[str, Any]:
     """Fit, save, and judge on held-out rows.
 
+    Args: at: where the states are, if not in the folder.
     Returns: folder, num_features, bytes_per_token, ratio (to raw), and the figures of `judge`.
     Raises: CodecError as the fit does, and for a drafter of other taps.
     """
-    fitted_on = Slice(folder, False, wish.max_tokens)
+    fitted_on = Slice(folder, False, wish.max_tokens, at)
     raw = fitted_on.codec.spec
     progress.note(f"codec: fitting on {len(fitted_on.rows)} samples")
     moments = measure_moments(fitted_on)
@@ -92,7 +97,7 @@ def fit_codec(folder: RunFolder, wish: Wish, out: Path, progress: Progress) -> d
     spec, basis = fit_latent(moments, raw, wish.rank, wish.bits, fc_HW, wish.scheme, told=told)
     named = save_codec(spec, basis, out)
     codec = QuantisedCodec(named, basis)
-    heldout = Slice(folder, bool(fitted_on.prepared.heldout.any()), REPORTED_TOKENS)
+    heldout = Slice(folder, bool(fitted_on.prepared.heldout.any()), REPORTED_TOKENS, at)
     return {
         "folder": str(out),
         "num_features": codec.num_features,
@@ -102,12 +107,13 @@ def fit_codec(folder: RunFolder, wish: Wish, out: Path, progress: Progress) -> d
     }
 
 
-def compare_codecs(folder: RunFolder, names: Sequence[str]) -> list[dict[str, Any]]:
+def compare_codecs(folder: RunFolder, names: Sequence[str], at: str | None = None) -> list[dict[str, Any]]:
     """`judge` for each of some codecs, by short name or folder, with its bytes.
 
+    Args: at: where the states are, if not in the folder.
     Raises: CodecError for an unknown one.
     """
-    states = Slice(folder, True, REPORTED_TOKENS)
+    states = Slice(folder, True, REPORTED_TOKENS, at)
     raw = states.codec.spec
     found = []
     for name in names:

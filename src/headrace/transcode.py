@@ -1,8 +1,8 @@
 """Encode stored states again with another codec, without the target.
 
 In: a run whose states were captured as they are (raw, lossless or fp8), and a codec. Out: another run's folder with the
-same prepared set and states in that codec; training goes on from there. A killed transcoding goes on; failures are
-taken over.
+same prepared set and states in that codec, there or at an address; training goes on from there. A killed transcoding
+goes on; failures are taken over.
 """
 
 import shutil
@@ -19,20 +19,25 @@ from headrace.files import Stage
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Progress
 from headrace.record import make_record, segment_spans
-from headrace.store.reader import StoreReader
-from headrace.store.writer import StoreWriter
+from headrace.store.remote import open_reader, read_ahead
+from headrace.store.remote_writer import open_writer
 
 
-def transcode(cfg: RunFile, source: RunFolder, to: RunFolder, codec: str, progress: Progress) -> dict[str, Any]:
-    """Encode every record of `source` into `to`.
+def transcode(
+    cfg: RunFile, source: RunFolder, to: RunFolder, codec: str, progress: Progress, at: str | None = None
+) -> dict[str, Any]:
+    """Encode every record of `source`, or of the address that its run file names, into `to`.
 
-    Args: codec: a short name, or the folder of a fitted codec.
+    Args:
+        codec: a short name, or the folder of a fitted codec.
+        at: the address that gets the states, if `to` is not to keep them.
     Returns: num_records, num_tokens, num_trained, num_failed, bytes_raw, bytes_stored, taps, as a capture does.
     Raises: CodecError for one folder twice and for states that are encoded already; StoreError for damaged records.
     """
     if source.root.resolve() == to.root.resolve():
         raise CodecError("another run folder to write to", str(to.root), "give --out a folder of its own")
-    reader = StoreReader(source.states)
+    place = cfg.store.at or source.states
+    reader = open_reader(place)
     old = reader.manifest.codec
     if not old.of_taps:
         raise CodecError(f"states in {', '.join(OF_TAPS)}", old.name, "transcode from the raw run")
@@ -40,22 +45,20 @@ def transcode(cfg: RunFile, source: RunFolder, to: RunFolder, codec: str, progre
     if not (to.prepared / "manifest.json").is_file():
         shutil.copytree(source.prepared, to.prepared, dirs_exist_ok=True)
     prepared = PreparedSet.open(to.prepared)
-    made_by = {**reader.manifest.provenance, "transcoded_from": f"{old.name} in {source.states}"}
+    made_by = {**reader.manifest.provenance, "transcoded_from": f"{old.name} in {place}"}
     manifest = replace(reader.manifest, codec=spec, prepared=prepared.fingerprint, provenance=made_by)
-    stage = Stage(to.states, "transcode", manifest.identity())
+    stage = Stage(to.states, "transcode", {**manifest.identity(), **({} if at is None else {"at": at})})
     if stage.state() == "done":
         progress.note("states: transcoded before, kept")
         return stage.summary()
     stage.begin()
     old_codec, new_codec = open_codec(old, source.states), open_codec(spec, fitted)
-    own = cfg.store
-    with StoreWriter(to.states, manifest, own.shard_bytes, own.shard_seconds, max_bytes=own.max_bytes) as writer:
+    with open_writer(to.states, manifest, cfg.store.model_copy(update={"at": at})) as writer:
         copy_basis(spec, fitted, to.states)
         missing = [row for row in reader.rows.tolist() if row not in writer.committed]
         progress.start("transcode", reader.num_records, "records", reader.num_records - len(missing))
-        for number, row in enumerate(missing, reader.num_records - len(missing) + 1):
-            sample = prepared.sample(row)
-            record = reader.read(row, sample.id)
+        found = read_ahead(place, lambda s: reader.read(s.row, s.id), map(prepared.sample, missing))
+        for number, (sample, record) in enumerate(found, reader.num_records - len(missing) + 1):
             states_TLH = record_states(record, old_codec)
             first = record.segments[0].token_start
             spans = segment_spans(record.num_tokens, spec.bytes_per_token(), first)

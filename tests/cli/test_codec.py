@@ -35,3 +35,27 @@ def test_bad_wishes_are_refused(file: Path, tmp_path: Path, more: list[str]) -> 
     result = CliRunner().invoke(app, words)
     assert result.exit_code not in (0, 1)
     assert "expected" in result.stderr
+
+
+def test_states_at_an_address_are_fitted_on(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = f"memory://{tmp_path}/states"
+    done = CliRunner().invoke(app, ["store", "merge", str(file.parent / "run" / "states"), "--out", address])
+    assert done.exit_code == 0, done.stderr
+    fits = []
+    for number, more in enumerate([[], ["--set", f"store.at={address}"]]):
+        out = tmp_path / f"c{number}"
+        words = ["codec", "fit", str(file), "--rank", "8", "--bits", "4", "--out", str(out), "--json", *more]
+        fitted = CliRunner().invoke(app, words)
+        assert fitted.exit_code == 0, fitted.stderr
+        fits.append((out / "basis.safetensors").read_bytes())
+    assert fits[0] == fits[1]
+    monkeypatch.setattr("headrace.store.reader._Files.read", None)  # no shard of a folder is read any more
+    words = ["codec", "report", str(file), "fp8", "--json", "--set", f"store.at={address}"]
+    assert json.loads(CliRunner().invoke(app, words).stdout)[0]["codec"] == "fp8"
+    words = ["store", "transcode", str(file), "fp8", "--out", str(tmp_path / "to"), "--at", f"{address}-fp8", "--json"]
+    done = CliRunner().invoke(app, [*words, "--set", f"store.at={address}"])
+    assert done.exit_code == 0, done.stderr
+    assert (
+        json.loads(CliRunner().invoke(app, ["store", "info", f"{address}-fp8", "--json"]).stdout)["num_records"] == 30
+    )

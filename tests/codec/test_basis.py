@@ -36,3 +36,15 @@ def test_a_basis_goes_to_another_device_as_a_whole() -> None:
     assert moved.projection_RW is not None
     assert {t.device.type for t in (moved.projection_RW, moved.inverse_rms_L, moved.offset_F)} == {"meta"}
     assert moved.told == codec.basis.told
+
+
+def test_the_same_fit_has_the_same_bytes_and_digest(tmp_path: Path) -> None:
+    basis = latent().basis
+    assert basis is not None
+    assert len({basis.to_bytes() for _ in range(50)}) == 1
+    again = load_basis(tmp_path, basis.save(tmp_path))
+    assert again.to_bytes() == basis.to_bytes()
+    assert (again.told, again.escape_norm) == (basis.told, basis.escape_norm)
+    assert again.projection_RW is not None
+    assert basis.projection_RW is not None
+    assert torch.equal(again.projection_RW, basis.projection_RW)

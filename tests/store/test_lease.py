@@ -35,12 +35,13 @@ def test_one_that_is_alive_is_not_passed_over(objects: Objects) -> None:
     free.release()
 
 
-def test_one_that_nobody_renews_is_passed_over_in_its_time(objects: Objects, monkeypatch) -> None:
+def test_one_that_nobody_renews_is_passed_over_in_its_time(objects: Objects, monkeypatch, caplog) -> None:
     monkeypatch.setattr(Lease, "_renew", lambda self: None)  # as in a process that is killed or stopped
     Lease(objects, "one", 0.5).claim(1)
     began = time.monotonic()
     assert Lease(objects, "two", 0.5).claim(1) == 2
     assert time.monotonic() - began >= 0.5
+    assert "waiting at most 0.5 s for a sign of life" in caplog.text
 
 
 def test_ones_own_earlier_lease_costs_no_time(objects: Objects, monkeypatch) -> None:

@@ -27,6 +27,20 @@ def test_an_object_is_created_once(s3: S3) -> None:
         objects.get("a/b")
 
 
+@pytest.mark.parametrize("kind", ["s3", "memory"])
+def test_a_copy_is_made_on_the_server(s3: S3, kind: str) -> None:
+    objects = Objects(s3.address().replace("s3://", f"{kind}://"))
+    content = os.urandom(100)
+    objects.create("a/b", content)
+    s3.ask()
+    objects.copy("a/b", "c/d")
+    objects.copy("a/b", "c/d")  # again, as after a kill
+    assert not [line for line in s3.seen("GET") if "a/b" in line]
+    assert (objects.get("c/d"), objects.get("a/b")) == (content, content)
+    with pytest.raises(FileNotFoundError):
+        objects.copy("a/none", "c/e")
+
+
 def test_an_answer_that_came_too_late_counts(s3: S3) -> None:
     objects = Objects(s3.address())
     content = os.urandom(100)

@@ -1,4 +1,5 @@
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from headrace.store.commits import CommitLog
 from headrace.store.folder_source import FolderSource
 from headrace.store.objects import IN_FLIGHT, Objects
 from headrace.store.reader import DamagedRecord
-from headrace.store.remote import open_reader, open_source
+from headrace.store.remote import open_reader, open_source, read_ahead
 from headrace.store.remote_writer import RemoteWriter
 from headrace.store.shard import shard_name
 from headrace.testing.states import fake_manifest, fake_record, fake_sample, same_records
@@ -174,3 +175,32 @@ def test_another_store_at_the_same_address_is_not_mistaken(s3: S3, tmp_path: Pat
     state = CommitLog(objects).read()
     assert state is not None
     assert reader.root.parent.name == state.store.hex()
+
+
+@pytest.mark.parametrize("at", ["folder", "memory://x"])
+def test_reading_ahead_keeps_the_order_and_fails_in_its_turn(at: str) -> None:
+    asked: list[int] = []
+    begun = threading.Barrier(1 if at == "folder" else IN_FLIGHT)
+
+    def rows() -> Iterator[int]:
+        for row in range(2 * IN_FLIGHT):
+            asked.append(row)
+            yield row
+
+    def read(row: int) -> int:
+        begun.wait(20)  # only so many reads at once let one another go on
+        if row == IN_FLIGHT + 1:
+            raise StoreError("it", "not it", "")
+        return row * row
+
+    found = []
+
+    def gather() -> None:
+        for row, square in read_ahead(at, read, rows()):
+            found.append((row, square))
+            assert asked[-1] - row < begun.parties
+
+    with pytest.raises(StoreError, match="not it"):
+        gather()
+    assert found == [(row, row * row) for row in range(IN_FLIGHT + 1)]
+    assert not [t for t in threading.enumerate() if t.name.startswith("headrace-read")]

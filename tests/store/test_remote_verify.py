@@ -59,7 +59,7 @@ def test_commands_take_an_address(s3: S3, tmp_path: Path) -> None:
     code, out, err = call("verify", address)
     assert code == 8
     assert shard_name(1, 1) in out
-    assert "capture again" in err
+    assert f"store repair {address}" in err
     code, _, err = call("info", address + "-not")
     assert code == 8
     assert "a store at s3://" in err

@@ -48,7 +48,8 @@ def fit(
         if scheme not in ("rotate", "water"):
             raise ConfigError("scheme rotate or water", scheme, "see headrace codec fit --help")
         kind: Literal["rotate", "water"] = "rotate" if scheme == "rotate" else "water"
-        found = fit_codec(_raw_states(file, set_), Wish(rank, bits, drafter, kind, tokens), out, progress)
+        folder, at = _raw_states(file, set_)
+        found = fit_codec(folder, Wish(rank, bits, drafter, kind, tokens), out, progress, at)
     _print(found, json_)
 
 
@@ -65,7 +66,8 @@ def report(
     from headrace.report.codecs import draw_codecs
 
     with failures_shown(_stderr):
-        found = compare_codecs(_raw_states(file, set_), codec)
+        folder, at = _raw_states(file, set_)
+        found = compare_codecs(folder, codec, at)
         if plot is not None:
             draw_codecs(found, plot)
     _print(found, json_)
@@ -76,6 +78,7 @@ def transcode(
     file: File,
     codec: Annotated[str, typer.Argument(help="name or folder of a codec")],
     out: Annotated[Path, typer.Option(help="folder of the run that gets the states")],
+    at: Annotated[str | None, typer.Option(help="address that gets the states, that run's store.at")] = None,
     set_: Set = None,
     json_: Json = False,
 ) -> None:
@@ -87,21 +90,22 @@ def transcode(
     with failures_shown(_stderr):
         try:
             cfg = load_run_file(file, set_ or ()).run
-            found = encode_again(cfg, RunFolder(Path(cfg.run)), RunFolder(out), codec, progress)
+            found = encode_again(cfg, RunFolder(Path(cfg.run)), RunFolder(out), codec, progress, at)
         finally:
             progress.end()
     _print(found, json_)
 
 
-def _raw_states(file: Path, flags: list[str] | None) -> "RunFolder":
-    """The run's own folder; its raw slice where the run itself has no states yet, or encoded ones."""
+def _raw_states(file: Path, flags: list[str] | None) -> "tuple[RunFolder, str | None]":
+    """The run's own folder and the address of its states, if they are at one; its raw slice where that is whole."""
     from headrace.config import RunFolder, load_run_file
     from headrace.files import read_stage
 
-    folder = RunFolder(Path(load_run_file(file, flags or ()).run.run))
+    cfg = load_run_file(file, flags or ()).run
+    folder = RunFolder(Path(cfg.run))
     slice_ = RunFolder(folder.root / "slice")
     done = read_stage(slice_.states)
-    return slice_ if done is not None and done["finished"] else folder
+    return (slice_, None) if done is not None and done["finished"] else (folder, cfg.store.at)
 
 
 def _print(found: Any, as_json: bool) -> None:

@@ -1,6 +1,7 @@
-"""`headrace store`: look at a states folder, check every byte of it, mend it, take records out, join folders.
+"""`headrace store`: look at states, check every byte of them, mend them, take records out, join stores.
 
-In: a states folder. Out: a few lines for people, or `--json`; verify ends with exit code 8 when anything is damaged.
+In: a states folder, or an address. Out: a few lines for people, or `--json`; verify ends with exit code 8 when anything
+is damaged.
 """
 
 import json
@@ -18,10 +19,9 @@ from headrace.cli.failure import failures_shown
 from headrace.cli.progress import Terminal
 from headrace.errors import StoreError
 
-app = typer.Typer(help="Look at a states folder, check it, mend it, change it.", no_args_is_help=True)
+app = typer.Typer(help="Look at states in a folder or at an address, check, mend, change them.", no_args_is_help=True)
 _stderr = Console(stderr=True)
 
-Folder = Annotated[Path, typer.Argument(help="states folder of a run")]
 Place = Annotated[str, typer.Argument(help="states folder of a run, or an address as in s3://BUCKET/PREFIX")]
 Json = Annotated[bool, typer.Option("--json", help="print as JSON on stdout")]
 
@@ -67,25 +67,28 @@ def verify(place: Place, json_: Json = False) -> None:
         for d in damages if not json_ else ():
             sys.stdout.write(f"{d.path} at byte {d.offset}, row {d.row}: {d.found}\n")
         if damages:
-            mend = "remove these shards, then capture again" if remote else f"run `headrace store repair {place}`"
-            raise StoreError("no damage", f"{len(damages)} damaged places", mend)
+            raise StoreError("no damage", f"{len(damages)} damaged places", f"run `headrace store repair {place}`")
         progress.note("every byte is as it was written")
 
 
 @app.command()
 def repair(
-    folder: Folder,
+    place: Place,
     indexes_only: Annotated[
-        bool, typer.Option("--indexes-only", help="mend journal and indexes, read no record that need not be read")
+        bool, typer.Option("--indexes-only", help="mend journal or log, read no record that need not be read")
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Rebuild the index, move damaged shards to quarantine; capture makes lost rows again."""
+    """Mend the index, remove what is left over, move damaged shards to quarantine; capture makes lost rows again."""
+    from headrace.store.objects import is_address
+    from headrace.store.remote_repair import repair_objects
     from headrace.store.repair import repair as repair_store
 
     progress = Terminal(_stderr)
     with failures_shown(_stderr):
-        repaired = repair_store(folder, payloads=not indexes_only, progress=_shown(progress, "verify"))
+        shown, payloads = _shown(progress, "verify"), not indexes_only
+        remote = is_address(place)
+        repaired = repair_objects(place, payloads, shown) if remote else repair_store(Path(place), payloads, shown)
         progress.end()
     if json_:
         _print(asdict(repaired))
@@ -143,18 +146,25 @@ def cat(
 
 @app.command()
 def rm(
-    folder: Folder,
+    place: Place,
     rows: Annotated[list[int] | None, typer.Argument(help="rows of the prepared set", metavar="ROW...")] = None,
     superseded: Annotated[bool, typer.Option("--superseded", help="also what newer records supersede")] = False,
     json_: Json = False,
 ) -> None:
     """Remove records for good and free their bytes; capture makes the rows again."""
+    from headrace.store.objects import is_address
+    from headrace.store.remote_remove import remove_objects
     from headrace.store.remove import remove
 
+    progress = Terminal(_stderr)
     with failures_shown(_stderr):
         if not rows and not superseded:
             raise StoreError("rows to remove, or --superseded", "neither", "see headrace store rm --help")
-        removed = remove(folder, rows or (), superseded)
+        if is_address(place):
+            removed = remove_objects(place, rows or (), superseded, _shown(progress, "remove", "shards"))
+            progress.end()
+        else:
+            removed = remove(Path(place), rows or (), superseded)
     if json_:
         _print(asdict(removed))
     else:
@@ -163,18 +173,20 @@ def rm(
 
 @app.command()
 def merge(
-    folders: Annotated[list[Path], typer.Argument(help="states folders of one prepared set", metavar="FOLDER...")],
-    out: Annotated[Path, typer.Option(help="states folder that gets every row")],
+    places: Annotated[
+        list[str], typer.Argument(help="states folders or addresses, of one prepared set", metavar="PLACE...")
+    ],
+    out: Annotated[str, typer.Option(help="states folder or address that gets every row")],
     json_: Json = False,
 ) -> None:
-    """Join states folders that hold parts of one prepared set."""
+    """Join stores that hold parts of one prepared set."""
     from headrace.config import StoreConfig
     from headrace.store.merge import merge as merge_stores
 
     progress, own = Terminal(_stderr), StoreConfig()
     with failures_shown(_stderr):
         shown = _shown(progress, "merge", "records")
-        merged = merge_stores(folders, out, own.shard_bytes, own.shard_seconds, shown)
+        merged = merge_stores(places, out, own.shard_bytes, own.shard_seconds, shown)
         progress.end()
         if json_:
             _print(asdict(merged))

@@ -51,14 +51,21 @@ class Basis:
         if self.projection_RW is not None:
             tensors["projection"] = self.projection_RW
         told = {"escape_norm": json.dumps(self.escape_norm), "told": json.dumps(dict(self.told))}
-        content: bytes = save({name: t.float().contiguous() for name, t in tensors.items()}, metadata=told)
-        return content
+        return _ordered(save({name: t.float().contiguous() for name, t in tensors.items()}, metadata=told))
 
     def save(self, folder: Path) -> str:
         """Write the file atomically. Returns: its digest."""
         content = self.to_bytes()
         write_atomic(folder / FILE_NAME, content)
         return digest(content)
+
+
+def _ordered(content: bytes) -> bytes:
+    """A safetensors file with the keys of its header in order: its writer leaves those of the metadata to chance."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[end:]
 
 
 def digest(content: bytes) -> str:

@@ -62,6 +62,9 @@ class Lease:
     def _wait(self, key: str) -> None:
         seen, since = self._objects.get(key), time.monotonic()
         lease = load_digested(seen, f"{self._objects.address}/{key}")
+        if lease["state"] == "held" and lease["owner"] != self._owner:
+            who, most = f"process {lease['pid']} on {lease['host']}", f"at most {self._seconds:g} s"
+            log.warning("%s was writing at %s; waiting %s for a sign of life", who, self._objects.address, most)
         while lease["state"] == "held" and lease["owner"] != self._owner:
             if time.monotonic() - since >= self._seconds:
                 return

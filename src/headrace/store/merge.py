@@ -1,13 +1,15 @@
 """Several stores of one prepared set into one.
 
-In: states folders of the same identity, each with a part of the rows, as machines of a fleet leave them. Out: one
-folder; of a row that several hold, the highest generation wins, and among equals the folder named first. A merge that
-was killed goes on.
+In: states of the same identity, in folders or at addresses, each with a part of the rows, as machines of a fleet leave
+them. Out: one folder or address; of a row that several hold, the highest generation wins, and among equals the place
+named first. A merge that was killed goes on.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,11 @@ import numpy.typing as npt
 from headrace.errors import StoreError
 from headrace.files import write_atomic
 from headrace.record import Record
+from headrace.store.manifest import Manifest
+from headrace.store.objects import is_address
 from headrace.store.reader import DamagedRecord, StoreReader
+from headrace.store.remote import open_reader, read_ahead
+from headrace.store.remote_writer import RemoteWriter
 from headrace.store.verify import BASIS_NAME
 from headrace.store.writer import StoreWriter
 
@@ -33,45 +39,62 @@ class Merged:
 
 
 def merge(
-    folders: Sequence[Path],
-    out: Path,
+    places: Sequence[str | Path],
+    out: str | Path,
     shard_bytes: int,
     shard_seconds: float,
     progress: Callable[[int, int], None] | None = None,
 ) -> Merged:
-    """Copy every row of `folders` into `out`, its digests checked.
+    """Copy every row of `places` into `out`, its digests checked.
 
     Args: progress: called with (rows done, rows in all).
     Raises: StoreError for stores of different identities (naming the field), for one row with two ids, and for an
-    `out` that is one of the folders.
+    `out` that is one of the places.
     """
-    if out.resolve() in {folder.resolve() for folder in folders}:
-        raise StoreError("another folder to merge into", str(out), "give --out a folder of its own")
-    readers = [StoreReader(folder) for folder in folders]
+    if _resolved(out) in {_resolved(place) for place in places}:
+        raise StoreError("another place to merge into", str(out), "give --out a folder or an address of its own")
+    readers = [open_reader(place) for place in places]
     for reader in readers[1:]:
-        readers[0].manifest.compare(reader.manifest, str(folders[0]))
-    rows, places = _everything(readers)
-    made_by = {**readers[0].manifest.provenance, "merged_from": [str(folder) for folder in folders]}
+        readers[0].manifest.compare(reader.manifest, str(places[0]))
+    rows, numbers = _everything(readers)
+    made_by = {**readers[0].manifest.provenance, "merged_from": [str(place) for place in places]}
     manifest = replace(readers[0].manifest, provenance=made_by)
-    starts = np.unique(rows, return_index=True)[1]
+    unique, starts = np.unique(rows, return_index=True)
     damaged: list[int] = []
-    with StoreWriter(out, manifest, shard_bytes, shard_seconds) as writer:
-        _copy_basis(folders[0], out)
-        for done, (start, end) in enumerate(zip(starts, np.append(starts, len(rows))[1:], strict=True), 1):
-            row = int(rows[start])
-            if row not in writer.committed:
-                record = _read(row, [readers[k] for k in places[start:end]])
-                if record is None:
-                    damaged.append(row)
-                else:
-                    writer.add(_of_generation(record, writer.generation))
+
+    def read(row: int) -> Record | None:
+        holders = numbers[starts[np.searchsorted(unique, row)] : np.searchsorted(rows, row, side="right")]
+        return _read(row, [readers[k] for k in holders])
+
+    with ExitStack() as opened:
+        writer = opened.enter_context(_writer(out, manifest, shard_bytes, shard_seconds, opened))
+        _copy_basis(readers[0].root, writer.root)
+        missing = [row for row in unique.tolist() if row not in writer.committed]
+        far = next((place for place in places if is_address(str(place))), places[0])
+        for done, (row, record) in enumerate(read_ahead(far, read, missing), len(unique) - len(missing) + 1):
+            if record is None:
+                damaged.append(row)
+            else:
+                writer.add(_of_generation(record, writer.generation))
             if progress is not None:
-                progress(done, len(starts))
-        num_failures = _take_failures(readers, set(rows.tolist()), writer)
+                progress(done, len(unique))
+        num_failures = _take_failures(readers, set(unique.tolist()), writer)
         notes = tuple(note for note in writer.notes if not note.startswith("provenance: merged_from"))
     for reader in readers:
         reader.close()
-    return Merged(len(starts) - len(damaged), tuple(damaged), num_failures, notes)
+    return Merged(len(unique) - len(damaged), tuple(damaged), num_failures, notes)
+
+
+def _resolved(place: str | Path) -> str:
+    return str(place).rstrip("/") if is_address(str(place)) else str(Path(place).resolve())
+
+
+def _writer(out: str | Path, manifest: Manifest, shard_bytes: int, shard_seconds: float, end: ExitStack) -> StoreWriter:
+    """A writer of a folder, or of objects with a staging folder that goes at the end."""
+    if not is_address(str(out)):
+        return StoreWriter(Path(out), manifest, shard_bytes, shard_seconds)
+    staging = Path(end.enter_context(TemporaryDirectory()))
+    return RemoteWriter(str(out), staging, manifest, shard_bytes, shard_seconds)
 
 
 def _everything(readers: Sequence[StoreReader]) -> tuple[Ints, Ints]:

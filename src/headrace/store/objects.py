@@ -108,6 +108,11 @@ class Objects:
         with self._answering(key):
             self._fs.pipe_file(self._path(key), content)
 
+    def copy(self, key: str, to: str) -> None:
+        """Copy an object on the server, over what is there. Raises: as `get`."""
+        with self._answering(key):
+            self._fs.cp_file(self._path(key), self._path(to))
+
     def remove(self, keys: Iterable[str]) -> None:
         """Remove objects; one that is gone already is no error."""
         for key in keys:

@@ -7,7 +7,11 @@ in a cache on this machine, one copy for each state of the log; records are rang
 import os
 import shutil
 import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from headrace.errors import StoreError
 from headrace.files import write_atomic
@@ -16,18 +20,21 @@ from headrace.store.commits import CommitLog, State
 from headrace.store.folder_source import FolderSource
 from headrace.store.lock import disk_errors
 from headrace.store.manifest import Manifest
-from headrace.store.objects import IN_FLIGHT, Objects, is_address
+from headrace.store.objects import IN_FLIGHT, PART_BYTES, Objects, is_address
 from headrace.store.reader import StoreReader
 from headrace.store.shard import Key, shard_name
 from headrace.store.verify import BASIS_NAME
 
 SHARDS = "shards"
+_PARTS_AT_ONCE = 4
+Asked = TypeVar("Asked")
+Found = TypeVar("Found")
 
 
 class ObjectShards:
     """Shards as objects; implements `headrace.store.reader.Shards`."""
 
-    hint = "remove this object, then capture again: it makes only the rows that are lost"
+    hint = "run store repair with this address, then capture again: it makes only the rows that are lost"
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -69,6 +76,28 @@ def open_reader(at: str | Path) -> StoreReader:
     return StoreReader(folder, shards)
 
 
+def read_ahead(at: str | Path, read: Callable[[Asked], Found], asked: Iterable[Asked]) -> Iterator[tuple[Asked, Found]]:
+    """Read in the order asked for: one at a time from a folder, from an address as many at once as training does.
+
+    Returns: each thing asked for, with what `read` gave for it. Raises: what `read` does, in its turn.
+    """
+    num_ahead = IN_FLIGHT if is_address(str(at)) else 1
+    ahead: deque[tuple[Asked, Future[Found]]] = deque()
+    with ThreadPoolExecutor(num_ahead, thread_name_prefix="headrace-read") as pool:
+        try:
+            for one in asked:
+                ahead.append((one, pool.submit(read, one)))
+                if len(ahead) == num_ahead:
+                    first, found = ahead.popleft()
+                    yield first, found.result()
+            while ahead:
+                first, found = ahead.popleft()
+                yield first, found.result()
+        finally:
+            for _, found in ahead:
+                found.cancel()
+
+
 def open_source(at: str | None, states: Path, read_ahead: int) -> FolderSource:
     """The states of a run as a source: at an address, or in the run's folder where there is none.
 
@@ -95,6 +124,24 @@ def read_state(objects: Objects) -> State:
 def shard_sizes(objects: Objects) -> dict[str, int]:
     """Bytes of each shard, by file name."""
     return {key.rpartition("/")[2]: size for key, size in objects.sizes(SHARDS).items()}
+
+
+def fetch_shard(objects: Objects, name: str, num_bytes: int, path: Path) -> None:
+    """Copy a shard into a file, with no more of it in memory than its ranges that are in flight.
+
+    Raises: StoreError for one that is gone, and when the server does not answer.
+    """
+    key = f"{SHARDS}/{name}"
+    ranges = [(start, min(start + PART_BYTES, num_bytes)) for start in range(0, num_bytes, PART_BYTES)]
+    with open(path, "wb") as out, ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
+        try:
+            for content in pool.map(lambda span: objects.get(key, *span), ranges):
+                out.write(content)
+        except FileNotFoundError as exc:
+            where = f"{objects.address}/{key}"
+            raise StoreError(
+                f"{where}, which was listed", "it is gone", "run it again when nobody else writes"
+            ) from exc
 
 
 def basis_key(manifest: Manifest) -> str | None:

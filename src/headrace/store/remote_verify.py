@@ -5,13 +5,12 @@ and looked at there as in any folder; commits are checked by reading them.
 """
 
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from headrace.store import journal
 from headrace.store.journal import scan_journal
-from headrace.store.objects import PART_BYTES, Objects
-from headrace.store.remote import SHARDS, fetch_basis, read_state, shard_sizes
+from headrace.store.objects import Objects
+from headrace.store.remote import SHARDS, fetch_basis, fetch_shard, read_state, shard_sizes
 from headrace.store.shard import shard_name
 from headrace.store.verify import Damage, Progress, rows_of, verify_basis, verify_shard
 
@@ -39,7 +38,7 @@ def verify_objects(address: str, progress: Progress | None = None) -> list[Damag
             if name not in sizes:
                 found += [Damage(name, int(r["offset"]), int(r["row"]), "no such shard") for r in rows]
                 continue
-            _fetch(objects, name, sizes[name], folder / SHARDS / name)
+            fetch_shard(objects, name, sizes[name], folder / SHARDS / name)
             found += verify_shard(folder, name, rows, payloads=True)
             (folder / SHARDS / name).unlink()
             done += sizes[name]
@@ -47,11 +46,3 @@ def verify_objects(address: str, progress: Progress | None = None) -> list[Damag
                 progress(done, total)
     objects.close()
     return found
-
-
-def _fetch(objects: Objects, name: str, num_bytes: int, path: Path) -> None:
-    """Copy a shard into a file, with no more of it in memory than its ranges that are in flight."""
-    ranges = [(start, min(start + PART_BYTES, num_bytes)) for start in range(0, num_bytes, PART_BYTES)]
-    with open(path, "wb") as out, ThreadPoolExecutor(4) as pool:
-        for content in pool.map(lambda span: objects.get(f"{SHARDS}/{name}", *span), ranges):
-            out.write(content)

@@ -133,12 +133,14 @@ class RemoteWriter(StoreWriter):
         replace(state, failed=self._failed_lines).write(self.root)
         fetch_basis(self._objects, self.manifest, self.root)
         there = shard_sizes(self._objects)
-        listed = set(journal.scan_journal(self.root / journal.FILE_NAME).shards)
-        elsewhere = {key: size for name, size in there.items() if (key := parse_shard_name(name)) in listed}
-        mended = mend(self.root, elsewhere)
-        self._damaged_at_opening = not listed <= set(mended.shards)
-        self._commit_staged(mended, listed, there)
-        self._clear_orphans(there, set(mended.shards))
+        listed = journal.scan_journal(self.root / journal.FILE_NAME).shards
+        removed = {key for key, num_rows in listed.items() if num_rows == 0}
+        elsewhere = {key: self._size(there[name]) for key in listed if (name := shard_name(*key)) in there}
+        self._clear_removed(removed)
+        mended = mend(self.root, {**elsewhere, **dict.fromkeys(removed, 0)})
+        self._damaged_at_opening = not set(listed) <= set(mended.shards)
+        self._commit_staged(mended, set(listed), there)
+        self._clear_orphans(there, set(mended.shards) - removed)
         return replace(mended, last_generation=self._claimed - 1)
 
     def _check_stored(self, stored: Manifest, where: str) -> Manifest:
@@ -202,6 +204,16 @@ class RemoteWriter(StoreWriter):
             raise StoreError("the basis that the manifest names", digest(content).hex(), "capture into another address")
         self._objects.create(key, content)
 
+    def _size(self, num_bytes: int) -> int:
+        """Bytes to count for a shard that is there: one with fewer than the log says is given up."""
+        return num_bytes
+
+    def _clear_removed(self, removed: set[Key]) -> None:
+        """Leave out what was committed from here, stayed because of a kill, and was removed at the address since."""
+        for name, key in sealed_shards(self.root).items():
+            if key in removed:
+                (self.root / "shards" / name).unlink()
+
     def _commit_staged(self, mended: Mended, listed: set[Key], there: Mapping[str, int]) -> None:
         """Commit what an earlier writer sealed in this folder, and remove what is committed."""
         for name, key in sealed_shards(self.root).items():
@@ -227,11 +239,14 @@ class RemoteWriter(StoreWriter):
     def _compact(self) -> None:
         if not self._superseded and self._log.num_since_full <= COMPACT_AFTER:
             return
-        newest = self._newest()
+        self._replace_log(self._newest())
+        super()._compact()
+
+    def _replace_log(self, rows: Rows) -> None:
+        """Make one commit of everything that counts: these rows, of the shards known."""
         with self._guarded():
             text = self.manifest.to_text().encode()
-            self._log.replace(self.generation, text, blocks_of(newest, self._shards), self._failed_lines)
-        super()._compact()
+            self._log.replace(self.generation, text, blocks_of(rows, self._shards), self._failed_lines)
 
 
 def _owner(root: Path) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.errors import StoreError
 from headrace.files import fsync_folder
@@ -42,28 +43,43 @@ def remove(root: Path, rows: Collection[int], superseded: bool = False) -> Remov
         lock = StoreLock(root)
         try:
             mended = mend(root)
-            index = RecordIndex(mended.rows)
-            unknown = sorted(set(rows) - set(index.rows.tolist()))
-            if unknown:
-                found = f"none of {', '.join(map(str, unknown[:8]))}"
-                raise StoreError(f"records of the rows named in {root}", found, "headrace store ls shows them")
-            return _remove(root, mended, set(rows), _newest(index) if superseded else None)
+            return _remove(root, mended, Wish.of(mended.rows, rows, superseded, str(root)))
         finally:
             lock.release()
 
 
-def _newest(index: RecordIndex) -> set[tuple[int, int]]:
-    return set(zip(index.rows.tolist(), index.generations.tolist(), strict=True))
+@dataclass(frozen=True)
+class Wish:
+    """What is to go: every record of `rows`, and, unless that is None, all but (row, generation) of `newest`."""
+
+    rows: frozenset[int]
+    newest: frozenset[tuple[int, int]] | None
+
+    @classmethod
+    def of(cls, stored: Rows, rows: Collection[int], superseded: bool, where: str) -> "Wish":
+        """Args: stored: JOURNAL_DTYPE, all that counts. Raises: StoreError for a row without a record there."""
+        index = RecordIndex(stored)
+        unknown = sorted(set(rows) - set(index.rows.tolist()))
+        if unknown:
+            found = f"none of {', '.join(map(str, unknown[:8]))}"
+            raise StoreError(f"records of the rows named in {where}", found, "headrace store ls shows them")
+        newest = frozenset(zip(index.rows.tolist(), index.generations.tolist(), strict=True))
+        return cls(frozenset(rows), newest if superseded else None)
+
+    def kept(self, index: Rows) -> npt.NDArray[np.bool_]:
+        """bool [S]: which of some segments stay."""
+        keys = zip(index["row"].tolist(), index["generation"].tolist(), strict=True)
+        kept = [key[0] not in self.rows and (self.newest is None or key in self.newest) for key in keys]
+        return np.array(kept, np.bool_)
 
 
-def _remove(root: Path, mended: Mended, rows: set[int], newest: set[tuple[int, int]] | None) -> Removed:
+def _remove(root: Path, mended: Mended, wish: Wish) -> Removed:
     plan: list[tuple[str, Rows, int]] = []
     for name in sealed_shards(root):
         index = read_trailer(root / "shards" / name)
-        keys = zip(index["row"].tolist(), index["generation"].tolist(), strict=True)
-        kept = np.array([key[0] not in rows and (newest is None or key in newest) for key in keys], np.bool_)
+        kept = wish.kept(index)
         if not kept.all():
-            _check_intact(root / "shards" / name, index[kept])
+            check_intact(root / "shards" / name, index[kept])
             plan.append((name, index[kept], int((~kept).sum())))
     freed = 0
     for number, (name, kept_rows, _) in enumerate(plan):
@@ -78,7 +94,8 @@ def _remove(root: Path, mended: Mended, rows: set[int], newest: set[tuple[int, i
     return Removed(sum(gone for _, _, gone in plan), len(plan), freed)
 
 
-def _check_intact(path: Path, rows: Rows) -> None:
+def check_intact(path: Path, rows: Rows) -> None:
+    """Refuse to write a shard anew with less than it should hold. Raises: StoreError naming a damaged segment."""
     with open(path, "rb") as shard:
         for row in rows:
             offset = int(row["offset"])

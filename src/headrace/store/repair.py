@@ -6,6 +6,7 @@ missing.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,11 @@ def _repair(root: Path, payloads: bool, progress: Progress | None) -> Repaired:
     return Repaired(tuple(sorted(lost)), tuple(notes))
 
 
+def reasons(damages: Sequence[Damage]) -> list[dict[str, int | str]]:
+    """What lies beside a shard in quarantine: offset, row and what was found, of each damaged place."""
+    return [{"offset": d.offset, "row": d.row, "found": d.found} for d in damages]
+
+
 def _mend_failures(root: Path) -> list[str]:
     failures.mend_failures(root / failures.FILE_NAME)
     note = failures.set_aside(root / failures.FILE_NAME, root / "quarantine")
@@ -78,7 +84,7 @@ def _replace_shard(root: Path, rows: Rows, name: str, new_name: str, damages: li
     mine = rows[(rows["shard_generation"] == generation) & (rows["shard_number"] == number)]
     kept = copy_intact(old, index_rows(mine), root / "shards" / new_name)
     make_durable_folder(quarantine)
-    write_json(quarantine / f"{name}.json", [{"offset": d.offset, "row": d.row, "found": d.found} for d in damages])
+    write_json(quarantine / f"{name}.json", reasons(damages))
     os.replace(old, quarantine / name)
     fsync_folder(quarantine)
     fsync_folder(old.parent)

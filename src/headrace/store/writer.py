@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import numpy as np
 
@@ -155,7 +156,7 @@ class StoreWriter:
                     self._shard.close()
                 self._lock.release()
 
-    def __enter__(self) -> "StoreWriter":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
