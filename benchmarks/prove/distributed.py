@@ -21,7 +21,7 @@ sys.path.insert(0, str(PROJECT))
 
 from tests.train.launch import Ended, Launch, launch  # noqa: E402
 from tests.train.runs import make_run, run_file  # noqa: E402
-from tests.train.test_ranks import DEAD_WITHIN_S, TOLERANCE, furthest  # noqa: E402
+from tests.train.test_ranks import DEAD_WITHIN_S, MUON_TOLERANCE, TOLERANCE, furthest  # noqa: E402
 
 from headrace.config import RunFolder  # noqa: E402
 from headrace.order import split_over_ranks  # noqa: E402
@@ -33,7 +33,7 @@ from headrace.train.checkpoint import Checkpoint, load_checkpoint  # noqa: E402
 
 EPOCHS = 16
 LIMIT_S = DEAD_WITHIN_S + 20.0  # a stall of 20 s, or a death within 30 s
-TRAIN: dict[str, Any] = {"epochs": EPOCHS, "eval_every": 32}
+TRAIN: dict[str, Any] = {"epochs": EPOCHS, "eval_every": 32, "optimizer": "adamw"}
 SAVED: dict[str, Any] = {**TRAIN, "save_seconds": 1e-6}
 CAUSES = {
     "kill": "did not answer",
@@ -67,10 +67,12 @@ def main(folder: Path, num_failures: int, seed: int) -> None:
 def same(claims: Claims, folder: Path, target: str) -> Checkpoint:
     """One process against two and four, and a run that changes its number of ranks."""
     roots = {size: copy(folder, f"ranks-{size}") for size in (1, 2, 4)}
+    by_muon = {size: copy(folder, f"muon-{size}") for size in (1, 2, 4)}
     moved = copy(folder, "moved")
     stops = [(2, 9), (1, 8)]
     plans = [Launch(size, str(root), target, TRAIN) for size, root in roots.items()]
     plans += [Launch(n, str(moved), target, TRAIN, {"rank": n - 1, "what": "terminate", "at": at}) for n, at in stops]
+    plans += [Launch(size, str(root), target, {**TRAIN, "optimizer": "muon"}) for size, root in by_muon.items()]
     ended = launch([*plans, Launch(4, str(moved), target, TRAIN)])
     assert all(rank.status in (0, 143) for ranks in ended for rank in ranks), ended
     plan = plan_of(folder / "made", target)
@@ -94,6 +96,14 @@ def same(claims: Claims, folder: Path, target: str) -> Checkpoint:
             f"<= {TOLERANCE:.0e}",
             told,
             far <= TOLERANCE and steps,
+        )
+    for size in (2, 4):
+        far = furthest(last(by_muon[1]), last(by_muon[size]))
+        claims.add(
+            f"one process against {size} ranks, by Muon, which gives noise the length of all else",
+            f"<= {MUON_TOLERANCE:.0e}",
+            f"{far:.1e}",
+            far <= MUON_TOLERANCE,
         )
     return whole
 

@@ -192,6 +192,9 @@ class DrafterConfig(Strict):
     features: bool = Field(True, description="false trains the floor: a drafter that sees no target state")
 
 
+_LR = {"muon": 5e-3, "adamw": 1e-3}  # docs/training.md has the comparison
+
+
 class TrainConfig(Strict):
     """How the drafter learns."""
 
@@ -210,8 +213,10 @@ class TrainConfig(Strict):
     loss: Literal["decay", "dpace"] = Field("dpace", description="how slots are weighted")
     gamma: Float = Field(4.0, gt=0, description="decay: slot k weighs exp(-(k-1)/gamma)")
     alpha: Float = Field(0.5, ge=0, le=1, description="dpace: smoothing of the drafter's confidence")
-    optimizer: Literal["adamw", "muon"] = Field("adamw", description="muon: Muon for matrices, AdamW for vectors")
-    lr: Float = Field(1e-3, gt=0, le=10, description="peak learning rate")
+    optimizer: Literal["muon", "adamw"] = Field("muon", description="muon: Muon for matrices, AdamW for vectors")
+    lr: Float | None = Field(
+        None, gt=0, le=10, description="peak learning rate; none: 5e-3 for muon, 1e-3 for adamw, as measured"
+    )
     min_lr_ratio: Float = Field(0.02, ge=0, le=1, description="last learning rate as a share of the peak")
     warmup_ratio: Float = Field(0.04, ge=0, lt=1, description="share of steps with a rising rate")
     schedule: Literal["cosine", "linear", "wsd"] = Field(
@@ -241,6 +246,11 @@ class TrainConfig(Strict):
     trackers: list[Literal["wandb", "mlflow", "trackio"]] = Field(
         default_factory=list, description="send the same figures to wandb, mlflow, trackio too"
     )
+
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate that is given, or the optimizer's own."""
+        return _LR[self.optimizer] if self.lr is None else self.lr
 
 
 class EvaluateConfig(Strict):

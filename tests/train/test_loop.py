@@ -264,7 +264,7 @@ def test_one_sample_seen_again_and_again_is_learned(tmp_path: Path, tiny_target:
     prepared = write_set(tmp_path / "prepared", pair)
     same = states_of(prepared.sample(0))
     write_states(tmp_path / "states", prepared, tiny_target, {1: same})
-    cfg = run_file(tmp_path, tiny_target, epochs=60, lr=5e-3, anchors=64, eval_every=20)
+    cfg = run_file(tmp_path, tiny_target, epochs=60, optimizer="adamw", lr=5e-3, anchors=64, eval_every=20)
     summary = train(cfg, RunFolder(tmp_path), True, Silent())
     assert summary["tau"] > cfg.drafter.block_size / 2
     assert summary["best_tau"] > 3.0

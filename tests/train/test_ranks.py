@@ -19,6 +19,7 @@ from tests.train.runs import make_run
 
 # Sums of float32 gradients in another order, through AdamW over 8 steps: measured at most 2e-7 of weights up to 1.
 TOLERANCE = 2e-6
+MUON_TOLERANCE = 1e-4  # it gives every direction of a gradient the same length, those of rounding too
 DEAD_WITHIN_S = 30.0
 Copy = Callable[[str], str]
 
@@ -36,7 +37,7 @@ def done(copy: Copy) -> dict[str, tuple[Path, list[Ended]]]:
     """Every launch of this module, in one host."""
     first = copy("one")
     again, target = (str(Path(first).parent / name) for name in ("resumed", "target"))
-    ema = {"ema": 0.5}
+    ema, own = {"ema": 0.5, "optimizer": "adamw"}, {"optimizer": "adamw"}
     kill = {"rank": 1, "what": "kill", "at": 4}
     stall = {"rank": 1, "what": "stall", "at": 6, "seconds": 8.0}
     plans = {
@@ -46,11 +47,14 @@ def done(copy: Copy) -> dict[str, tuple[Path, list[Ended]]]:
         "resumed on two": Launch(2, copy("resumed"), target, ema, {"rank": 1, "what": "terminate", "at": 3}),
         "resumed on one": Launch(1, again, target, ema, {"rank": 0, "what": "terminate", "at": 2}),
         "resumed on four": Launch(4, again, target, ema),
-        "floor of one": Launch(1, copy("floor-1"), target, features=False),
-        "floor of two": Launch(2, copy("floor-2"), target, features=False),
+        "floor of one": Launch(1, copy("floor-1"), target, own, features=False),
+        "floor of two": Launch(2, copy("floor-2"), target, own, features=False),
+        "one by muon": Launch(1, copy("muon-1"), target, {"optimizer": "muon"}),
+        "two by muon": Launch(2, copy("muon-2"), target, {"optimizer": "muon"}),
         "killed": Launch(2, copy("killed"), target, {"save_seconds": 1e-6}, kill),
         "first killed": Launch(2, copy("first"), target, {}, {"rank": 0, "what": "kill", "at": 3}),
         "stopped": Launch(2, copy("stopped"), target, {}, {"rank": 1, "what": "stop", "at": 3}),
+        "first stopped": Launch(2, copy("first-stopped"), target, {}, {"rank": 0, "what": "stop", "at": 3}),
         "error": Launch(2, copy("error"), target, {}, {"rank": 1, "what": "error", "at": 6}),
         "stalled": Launch(2, copy("stalled"), target, ema, stall),
     }  # fmt: skip
@@ -105,6 +109,13 @@ def test_ranks_train_the_drafter_that_one_process_trains(done: Done, name: str) 
     )
 
 
+def test_muon_gives_noise_the_length_of_all_else_and_still_differs_by_little(done: Done) -> None:
+    assert [rank.status for name in ("one by muon", "two by muon") for rank in done[name][1]] == [0] * 3
+    whole, found = last(done["one by muon"][0]), last(done["two by muon"][0])
+    assert furthest(whole, found) <= MUON_TOLERANCE
+    assert whole.state.step == found.state.step
+
+
 def test_stops_on_other_numbers_of_ranks_were_real(done: Done) -> None:
     assert [rank.status for rank in done["resumed on two"][1]] == [143, 143]
     assert [rank.status for rank in done["resumed on one"][1]] == [143]
@@ -123,6 +134,7 @@ def test_the_floor_keeps_what_has_no_gradient(done: Done) -> None:
         ("killed", 0, "rank 1 did not answer"),
         ("first killed", 1, "meeting point does not answer"),
         ("stopped", 0, "rank 1 did not answer"),
+        ("first stopped", 1, "meeting point does not answer"),
         ("error", 0, "rank 1 ended: StoreError"),
     ],
 )

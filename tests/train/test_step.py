@@ -112,7 +112,7 @@ def test_a_slot_is_drawn_to_what_the_target_says_there(
             if batch.supervised_NB[block, slot]:
                 said = head_logits(teacher.hidden_NBH[block, slot], head)
                 torch.testing.assert_close(said, logits[anchor + slot - 1], rtol=1e-4, atol=1e-4)
-    cfg = CFG.model_copy(update={"objective": objective, "lr": 0.01})
+    cfg = CFG.model_copy(update={"objective": objective, "optimizer": "adamw", "lr": 0.01})
     drafter = new_drafter(tiny_target)
     optimizer = build_optimizer(drafter, cfg)
     losses = [take_step(drafter, optimizer, head, Step(0, 0, 1, [[own]]), cfg) for _ in range(15)]

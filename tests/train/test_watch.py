@@ -9,13 +9,16 @@ from headrace.train.watch import Watch
 
 
 class FakeStore:
-    """A store in memory; `gone` makes every request fail."""
+    """A store in memory; `gone` makes every request fail, without `answers` each waits."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.gone = False
+        self.answers = threading.Event()
+        self.answers.set()
 
     def _ask(self) -> None:
+        self.answers.wait()
         if self.gone:
             raise RuntimeError("connection refused\nat some place")
 
@@ -106,6 +109,29 @@ def test_a_store_that_is_gone_is_a_cause() -> None:
     assert "at some place" not in ranks.watches[1].why("unknown")
     ranks.watches[0].fail("anything")  # must not raise: there is nobody to tell
     ranks.stop()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_store_whose_process_is_stopped_is_a_cause() -> None:
+    ranks = Ranks(2)
+    ranks.store.answers.clear()
+    began = time.monotonic()
+    assert "meeting point does not answer for" in ranks.watches[1].why("unknown")
+    ranks.watches[1].fail("anything")  # must come back: nobody hears it
+    assert time.monotonic() - began < 3.0
+    ranks.store.answers.set()
+    ranks.stop()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_store_that_is_slow_is_waited_for() -> None:
+    ranks = Ranks(2)
+    ranks.store.answers.clear()
+    time.sleep(0.6)
+    ranks.store.answers.set()
+    time.sleep(1.0)
+    ranks.stop()
+    assert ranks.ended == {}
 
 
 @pytest.mark.usefixtures("quick")

@@ -24,13 +24,13 @@ class MuonAndAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, matrices: list[torch.nn.Parameter], vectors: list[torch.nn.Parameter], cfg: TrainConfig) -> None:
-        super().__init__([*matrices, *vectors], {"lr": cfg.lr})
+        super().__init__([*matrices, *vectors], {"lr": cfg.peak_lr})
         self._parts: list[torch.optim.Optimizer] = []
         if matrices:
             dtype = torch.bfloat16 if fast_bfloat16(matrices[0].device) else torch.float32
-            self._parts.append(Muon(matrices, cfg.lr, cfg.weight_decay, dtype))
+            self._parts.append(Muon(matrices, cfg.peak_lr, cfg.weight_decay, dtype))
         if vectors:
-            self._parts.append(torch.optim.AdamW(vectors, lr=cfg.lr, betas=cfg.betas, weight_decay=0.0))
+            self._parts.append(torch.optim.AdamW(vectors, lr=cfg.peak_lr, betas=cfg.betas, weight_decay=0.0))
         self.state = defaultdict(dict)  # one for both: no parameter is in two parts
         for part in self._parts:
             part.state = self.state
@@ -63,7 +63,7 @@ def build_optimizer(drafter: torch.nn.Module, cfg: TrainConfig, ranks: Ranks = A
         {"params": matrices, "weight_decay": cfg.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=cfg.lr, betas=cfg.betas)
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=cfg.peak_lr, betas=cfg.betas)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

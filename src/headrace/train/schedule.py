@@ -12,7 +12,7 @@ RESERVE = 0.03  # share of the time limit kept for saving and for steps slower t
 
 
 def learning_rate(step: int, num_steps: int, cfg: TrainConfig) -> float:
-    """Rise linearly to `cfg.lr`, then fall to `cfg.min_lr_ratio` of it at the last step.
+    """Rise linearly to `cfg.peak_lr`, then fall to `cfg.min_lr_ratio` of it at the last step.
 
     cosine and linear fall over all steps that are left; wsd (warm-up, stable, decay; arXiv 2404.06395) stays at the
     peak and falls linearly over the last `cfg.decay_ratio` of the run.
@@ -20,13 +20,13 @@ def learning_rate(step: int, num_steps: int, cfg: TrainConfig) -> float:
     """
     warmup = math.ceil(cfg.warmup_ratio * num_steps)
     if step < warmup:
-        return cfg.lr * (step + 1) / warmup
+        return cfg.peak_lr * (step + 1) / warmup
     last = num_steps - 1
     start = warmup if cfg.schedule != "wsd" else max(warmup, last - math.ceil(cfg.decay_ratio * num_steps))
     share = min(1.0, max(0.0, (step - start) / max(1, last - start)))
     left = 0.5 * (1 + math.cos(math.pi * share)) if cfg.schedule == "cosine" else 1 - share
-    lowest = cfg.lr * cfg.min_lr_ratio
-    return lowest + (cfg.lr - lowest) * left
+    lowest = cfg.peak_lr * cfg.min_lr_ratio
+    return lowest + (cfg.peak_lr - lowest) * left
 
 
 def steps_within(

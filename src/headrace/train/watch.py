@@ -2,8 +2,9 @@
 
 In: the key-value store that the ranks met at. Out: a cause, in words, on every rank within DEAD_S when one of them
 fails or falls silent. A thread of each rank counts up a beat. The first rank reads all beats, the others read the
-first's, so work grows with the ranks and not with their square. A rank that fails says why before it leaves. A main
-thread that cannot be reached, because it waits inside a collective, is ended with the cause on stderr: what it would
+first's, so work grows with the ranks and not with their square. A rank that fails says why before it leaves. Another
+thread minds requests that never return: the process that holds the store may be stopped, not gone. A main thread that
+cannot be reached, because it waits inside a collective, is ended with the cause on stderr: what it would
 have gone on to compute was lost with the dead rank anyhow, and checkpoints are whole or absent.
 """
 
@@ -60,25 +61,39 @@ class Watch:
         self._beats = 0
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._looked = time.monotonic()
+        self._asked: float | None = None  # when the beat that is on its way set out
         self.cause: str | None = None
         store.set_timeout(timedelta(seconds=_PATIENCE_S))
         store.set(self._key(rank), "0")
         self._thread = threading.Thread(target=self._run, name="headrace-watch", daemon=True)
+        self._minder = threading.Thread(target=self._mind, name="headrace-mind", daemon=True)
 
     def start(self) -> None:
         """Begin; every rank must have made its Watch, whose first beat the others read."""
         self._looked = time.monotonic()
         self._thread.start()
+        self._minder.start()
 
     def stop(self) -> None:
         """Say nothing more, and mind nothing more; safe to call twice."""
         self._stopped.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(_PATIENCE_S + BEAT_S)
+        for thread in (self._minder, self._thread):
+            if thread.is_alive() and threading.current_thread() is not thread:
+                thread.join(_PATIENCE_S + BEAT_S)
 
     def fail(self, why: str) -> None:
         """Tell the others that this rank leaves, and why; the first to say so is heard."""
         self._stopped.set()
+        saying = threading.Thread(target=self._say, args=(why,), name="headrace-say", daemon=True)
+        saying.start()
+        saying.join(_PATIENCE_S)
+
+    def why(self, otherwise: str) -> str:
+        """Wait for the cause of a broken collective, at most until a silent rank counts as dead."""
+        self._known.wait(DEAD_S + _PATIENCE_S)
+        return self.cause or otherwise
+
+    def _say(self, why: str) -> None:
         try:
             if not self._store.check([_FAILED]):
                 self._store.set(_FAILED, f"rank {self._rank} ended: {why}")
@@ -86,23 +101,36 @@ class Watch:
             return
         time.sleep(2 * BEAT_S)  # where this rank holds the store, the others must read it first
 
-    def why(self, otherwise: str) -> str:
-        """Wait for the cause of a broken collective, at most until a silent rank counts as dead."""
-        self._known.wait(DEAD_S + _PATIENCE_S)
-        return self.cause or otherwise
-
     def _run(self) -> None:
         while not self._stopped.wait(BEAT_S):
+            self._asked = time.monotonic()
             try:
                 cause = self._look()
             except RuntimeError as exc:
                 cause = f"the ranks' meeting point does not answer, so its process is gone ({_first_line(exc)})"
-            if cause is not None and not self._stopped.is_set():
-                self.cause = cause
-                self._known.set()
-                if not self._stopped.wait(GRACE_S):
-                    self._end(cause)
+            self._asked = None
+            if cause is not None:
+                self._tell(cause)
                 return
+
+    def _mind(self) -> None:
+        """End this rank where a beat does not come back, unless it was this process itself that was stopped."""
+        awake = before = time.monotonic()
+        while not self._stopped.wait(BEAT_S) and not self._known.is_set():
+            now, asked = time.monotonic(), self._asked
+            awake, before = (now if now - before > DEAD_S / 2 else awake), now
+            if asked is not None and now - max(asked, awake) > DEAD_S:
+                self._tell(
+                    f"the ranks' meeting point does not answer for {DEAD_S:.0f} s: its process, or its machine, is stopped"
+                )
+
+    def _tell(self, cause: str) -> None:
+        if self._stopped.is_set() or self._known.is_set():
+            return
+        self.cause = cause
+        self._known.set()
+        if not self._stopped.wait(GRACE_S):
+            self._end(cause)
 
     def _look(self) -> str | None:
         self._beats += 1
