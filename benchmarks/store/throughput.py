@@ -35,7 +35,7 @@ from headrace.testing.states import fake_manifest, fake_sample
 TAPS, HIDDEN = 5, 576  # the demo's
 BYTES_PER_TOKEN = TAPS * HIDDEN * 2
 TURNS = 5
-READ_AHEAD = 4
+READ_AHEAD = 64  # the default of train.read_ahead
 
 
 class Rival:
