@@ -23,6 +23,7 @@ ARMS: dict[str, dict[str, str]] = {
     "whole vocabulary": {"sampled_vocabulary": "null"},
     "Muon 2e-3": {"lr": "2e-3"},
     "Muon 1e-2": {"lr": "1e-2"},
+    "AdamW 5e-4": {"optimizer": "adamw", "lr": "5e-4"},
     "AdamW 1e-3": {"optimizer": "adamw", "lr": "1e-3"},
     "AdamW 2e-3": {"optimizer": "adamw", "lr": "2e-3"},
     "AdamW 4e-3": {"optimizer": "adamw", "lr": "4e-3"},

@@ -39,7 +39,9 @@ if __name__ == "__main__":
     drafter.load_state_dict(
         {k.removeprefix("weights/"): v for k, v in tensors.items() if "/" in k and k[0] == "w"}, strict=False
     )
-    cfg = TrainConfig(autocast=half, lr=1e-4, weight_decay=0.01, loss="dpace", alpha=0.5)
+    cfg = TrainConfig(
+        autocast=half, optimizer="adamw", lr=1e-4, weight_decay=0.01, loss="dpace", alpha=0.5
+    )  # the rival's
     optimizer = build_optimizer(drafter, cfg)
     samples, start = [], 0
     for row, length in enumerate(tensors["lengths"].tolist()):
