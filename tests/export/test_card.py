@@ -20,7 +20,7 @@ def test_a_card_names_target_shape_recipe_and_data(pair: Pair, tmp_path: Path) -
     assert "vllm serve it" in text
     assert "output of blocks 1, 3 of 5" in text
     assert "12 samples of demo; 2 more held out" in text
-    assert "lr 0.001" in text
+    assert "optimizer muon, peak_lr 0.005" in text
     assert str(tmp_path) not in text
     assert "base_model" not in text  # a local folder is no model of the hub
 

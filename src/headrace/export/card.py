@@ -22,7 +22,7 @@ _FLOORS = {
     "tau_untrained": "the untrained drafter",
 }
 _RECIPE = (
-    "objective", "loss", "optimizer", "lr", "schedule", "weight_decay", "anchors", "step_tokens", "scale_taps", "ema",
+    "objective", "loss", "optimizer", "peak_lr", "schedule", "weight_decay", "anchors", "step_tokens", "scale_taps", "ema",
     "seed",
 )  # fmt: skip
 
