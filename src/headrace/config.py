@@ -23,9 +23,11 @@ from pydantic import (
 
 from headrace.errors import ConfigError
 from headrace.kinds import (
+    MAX_SEED,
     Beta,
     DataSource,
     EngineConfig,
+    EvaluateConfig,
     Float,
     Int,
     MiB,
@@ -39,7 +41,6 @@ from headrace.kinds import (
 from headrace.yaml_text import flow, read_yaml
 
 RESOLVED = "run.resolved.yaml"  # beside every stage's output
-MAX_SEED = 2**31 - 1  # what every generator takes
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 
 
@@ -251,20 +252,6 @@ class TrainConfig(Strict):
     def peak_lr(self) -> float:
         """The learning rate that is given, or the optimizer's own."""
         return _LR[self.optimizer] if self.lr is None else self.lr
-
-
-class EvaluateConfig(Strict):
-    """Lossless speculative decoding, measured."""
-
-    num_prompts: Int | None = Field(None, ge=1, description="held-out prompts; none means all")
-    max_new_tokens: Int = Field(96, ge=1, description="tokens of each answer")
-    temperature: Annotated[Float, AfterValidator(greedy_or_warm)] = Field(
-        0.0, ge=0, description="0 is greedy, and checked token by token"
-    )
-    dtype: Literal["bfloat16", "float32"] = Field("float32", description="identity is promised in float32")
-    tie_gap: Float = Field(1e-4, gt=0, description="top-2 logit gap up to which a first divergence counts as a tie")
-    lookup_ngram: Int = Field(3, ge=1, description="longest n-gram of the prompt-lookup floor")
-    seed: Int = Field(0, ge=0, le=MAX_SEED, description="sampling")
 
 
 class RunFile(Strict):

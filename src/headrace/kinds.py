@@ -6,11 +6,14 @@ it into a ConfigError that names the setting. A source of chats is such a kind: 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 MiB = 1024 * 1024
 LOWEST_TEMPERATURE = 0.01  # as in vLLM: lower ones end in overflow
 _MOST_LEVELS = 32  # of a free-form setting
+
+
+MAX_SEED = 2**31 - 1  # what every generator takes
 
 
 def _no_truth(value: Any) -> Any:
@@ -137,3 +140,17 @@ class StreamConfig(Strict):
     request_bytes: Int = Field(8 * MiB, gt=0, description="bytes of one request; small records come together")
     silence_s: Float = Field(30.0, gt=0, description="a request that hears nothing for so long is made again")
     give_up_s: Float = Field(600.0, gt=0, description="stop when a server gives nothing for so long")
+
+
+class EvaluateConfig(Strict):
+    """Lossless speculative decoding, measured."""
+
+    num_prompts: Int | None = Field(None, ge=1, description="held-out prompts; none means all")
+    max_new_tokens: Int = Field(96, ge=1, description="tokens of each answer")
+    temperature: Annotated[Float, AfterValidator(greedy_or_warm)] = Field(
+        0.0, ge=0, description="0 is greedy, and checked token by token"
+    )
+    dtype: Literal["bfloat16", "float32"] = Field("float32", description="identity is promised in float32")
+    tie_gap: Float = Field(1e-4, gt=0, description="top-2 logit gap up to which a first divergence counts as a tie")
+    lookup_ngram: Int = Field(3, ge=1, description="longest n-gram of the prompt-lookup floor")
+    seed: Int = Field(0, ge=0, le=MAX_SEED, description="sampling")

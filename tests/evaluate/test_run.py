@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from headrace.codec.spec import CodecSpec
-from headrace.config import EvaluateConfig, RunFile, RunFolder
+from headrace.config import RunFile, RunFolder
 from headrace.drafter.model import Drafter
 from headrace.errors import EvaluateError, TrainError
 from headrace.evaluate.run import evaluate, summarise
 from headrace.export.zlab import export_zlab
+from headrace.kinds import EvaluateConfig
 from headrace.prepare.prepared import Draft, write_prepared
 from headrace.progress import Silent
 from headrace.record import sample_id

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.config import EvaluateConfig, RunFile, RunFolder
+from headrace.config import RunFile, RunFolder
 from headrace.drafter.acceptance import AcceptanceCount
 from headrace.drafter.draft_vocabulary import draft_ids, reduced
 from headrace.drafter.model import Drafter
@@ -31,6 +31,7 @@ from headrace.evaluate.propose import DrafterProposer
 from headrace.evaluate.sampling import Sampling
 from headrace.evaluate.verify import LiveVerifier, ReplayVerifier
 from headrace.files import Stage, write_json
+from headrace.kinds import EvaluateConfig
 from headrace.prepare.model_files import max_positions
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Progress

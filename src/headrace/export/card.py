@@ -22,8 +22,8 @@ _FLOORS = {
     "tau_untrained": "the untrained drafter",
 }
 _RECIPE = (
-    "objective", "loss", "optimizer", "peak_lr", "schedule", "weight_decay", "anchors", "step_tokens", "scale_taps", "ema",
-    "seed",
+    "objective", "loss", "optimizer", "peak_lr", "schedule", "weight_decay", "anchors", "step_tokens", "scale_taps",
+    "ema", "seed",
 )  # fmt: skip
 
 

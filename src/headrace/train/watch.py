@@ -120,9 +120,8 @@ class Watch:
             now, asked = time.monotonic(), self._asked
             awake, before = (now if now - before > DEAD_S / 2 else awake), now
             if asked is not None and now - max(asked, awake) > DEAD_S:
-                self._tell(
-                    f"the ranks' meeting point does not answer for {DEAD_S:.0f} s: its process, or its machine, is stopped"
-                )
+                silent = f"the ranks' meeting point does not answer for {DEAD_S:.0f} s"
+                self._tell(f"{silent}: its process, or its machine, is stopped")
 
     def _tell(self, cause: str) -> None:
         if self._stopped.is_set() or self._known.is_set():
