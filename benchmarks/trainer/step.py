@@ -40,10 +40,10 @@ class Worker:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
         self._read()
 
-    def step(self) -> dict[str, Any]:
-        """Make one step."""
+    def step(self, what: str = "step") -> dict[str, Any]:
+        """Make one step, or one with a `profile`."""
         assert self._process.stdin is not None
-        self._process.stdin.write("step\n")
+        self._process.stdin.write(f"{what}\n")
         self._process.stdin.flush()
         return self._read()
 
@@ -70,6 +70,7 @@ def compare(inputs: Path, rival_python: str, anchors: int, steps: int, dtype: st
     for _ in range(WARM + steps):
         for name, worker in workers.items():
             made[name].append(worker.step())
+    profiles = {name: worker.step("profile")["profile"] for name, worker in workers.items()}
     for worker in workers.values():
         worker.close()
     result: dict[str, Any] = {"anchors": anchors}
@@ -82,6 +83,7 @@ def compare(inputs: Path, rival_python: str, anchors: int, steps: int, dtype: st
             "first_loss": own[0]["loss"],
             "supervised": own[0]["supervised"],
             "peak_bytes": own[-1]["peak_bytes"],
+            "profile": profiles[name],
         }
     pairs = zip(made["ours"][WARM:], made["rival"][WARM:], strict=True)
     result["ratio"] = statistics.median(b["seconds"] / a["seconds"] for a, b in pairs)
