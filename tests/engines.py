@@ -46,6 +46,14 @@ def free_port() -> int:
         return port
 
 
+def stand_in(folder: Path, code: str) -> Path:
+    """A program that stands for the python of vLLM's environment; `{python}` in its code is the one that runs it."""
+    path = folder / "python"
+    path.write_text(code.format(python=sys.executable))
+    path.chmod(0o755)
+    return path
+
+
 class EngineProcess:
     """A fake engine as a child; killed and started again on the same port."""
 

@@ -23,6 +23,15 @@ def source(tmp_path: Path) -> RunFolder:
     return make_run(tmp_path / "raw", save_tiny_target(tmp_path / "target"), num_samples=14, changed={3: None})
 
 
+def check_encoded(prepared: PreparedSet, reader: StoreReader) -> None:
+    codec = open_codec(reader.manifest.codec, reader.root)
+    assert reader.failures[3].permanent
+    for row in reader.rows.tolist():
+        sample = prepared.sample(row)
+        record = reader.read(row, sample.id)
+        assert b"".join(s.payload for s in record.segments) == codec.encode(states_of(sample))
+
+
 def test_every_record_is_what_its_states_encode_to(source: RunFolder, tmp_path: Path) -> None:
     to = RunFolder(tmp_path / "rotated")
     summary = transcode(RunFile(), source, to, "rotated:6", Silent())
@@ -30,12 +39,7 @@ def test_every_record_is_what_its_states_encode_to(source: RunFolder, tmp_path: 
     assert summary["num_failed"] == 1
     assert summary["bytes_stored"] < summary["bytes_raw"]
     prepared, reader = PreparedSet.open(to.prepared), StoreReader(to.states)
-    codec = open_codec(reader.manifest.codec, to.states)
-    assert reader.failures[3].permanent
-    for row in reader.rows.tolist():
-        sample = prepared.sample(row)
-        record = reader.read(row, sample.id)
-        assert b"".join(s.payload for s in record.segments) == codec.encode(states_of(sample))
+    check_encoded(prepared, reader)
     assert StoreReader(source.states).manifest.identity()["target"] == reader.manifest.identity()["target"]
 
 
@@ -91,12 +95,7 @@ def test_states_come_from_an_address_and_go_to_one(
     assert list((there.states / "shards").iterdir()) == []
     prepared = PreparedSet.open(there.prepared)
     for reader in (StoreReader(here.states), open_reader(encoded)):
-        codec = open_codec(reader.manifest.codec, reader.root)
-        assert reader.failures[3].permanent
-        for row in reader.rows.tolist():
-            sample = prepared.sample(row)
-            record = reader.read(row, sample.id)
-            assert b"".join(s.payload for s in record.segments) == codec.encode(states_of(sample))
+        check_encoded(prepared, reader)
     with pytest.raises(ConfigError, match="the same at"):
         transcode(far, source, there, "rotated:6", Silent())
     config = run_file(there.root, tmp_path / "target", max_steps=2)

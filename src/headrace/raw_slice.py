@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.calibrate import Wish, fit_codec, in_turn
 from headrace.capture.capture import capture, capture_taps
-from headrace.codec.spec import AUTO_SPARE, SPEC_NAME, auto_ladder, is_auto, is_latent, short_spec
+from headrace.codec.spec import SPEC_NAME, gentlest, is_auto, is_latent, short_spec
 from headrace.config import RunFile, RunFolder
 from headrace.errors import ConfigError
 from headrace.files import Stage
@@ -82,16 +82,16 @@ def _chosen(cfg: RunFile, folder: RunFolder, target: Target) -> str:
         raise ConfigError("store.max_bytes with capture.codec auto", "none", "say how many bytes states may take")
     lengths = PreparedSet.open(folder.prepared).lengths.tolist()
     taps, hidden_size = capture_taps(cfg, target.spec.num_blocks), target.spec.hidden_size
-    sizes: dict[str, int] = {}
-    for name in auto_ladder(hidden_size):
-        spec = short_spec(name, len(taps), hidden_size, cfg.states_dtype)
-        sizes[name] = expected_bytes(lengths, spec.bytes_per_token())
-        if sizes[name] * AUTO_SPARE <= cfg.store.max_bytes:
-            return name
-    last, size = next(reversed(sizes.items()))
+
+    def size_of(name: str) -> int:
+        return expected_bytes(lengths, short_spec(name, len(taps), hidden_size, cfg.states_dtype).bytes_per_token())
+
+    name, size, fits = gentlest(hidden_size, cfg.store.max_bytes, size_of)
+    if fits:
+        return name
     raise ConfigError(
         f"states within store.max_bytes, {cfg.store.max_bytes:,}",
-        f"{size:,} bytes by {last}, the smallest that auto takes",
+        f"{size:,} bytes by {name}, the smallest that auto takes",
         "raise it, prepare fewer samples, or fit a smaller latent with headrace codec fit",
     )
 

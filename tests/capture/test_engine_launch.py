@@ -1,6 +1,5 @@
 import socket
 import stat
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from headrace.files import write_json
 from headrace.progress import Silent
 from headrace.target.engine_file import EngineFile
 from headrace.testing.tiny_target import HIDDEN_SIZE, save_tiny_target
+from tests.engines import free_port, stand_in
 
 # Stands for `vllm serve`: its environment, and a server that answers /health, or dies.
 PYTHON = """#!{python}
@@ -48,20 +48,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("python") / "python"
-    path.write_text(PYTHON.format(python=sys.executable))
-    path.chmod(0o755)
-    return path
+    return stand_in(tmp_path_factory.mktemp("python"), PYTHON)
 
 
 def run_of(root: Path, tiny: Path, python: Path, **changed: Any) -> tuple[RunFile, RunFolder]:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     own: dict[str, Any] = {
         "run": str(root / "run"),
         "target": {"model": str(tiny), "dtype": "float32", "taps": ["after_block:3", "after_block:0"]},
-        "engine": {"python": str(python), "port": port, "flags": ["--api-key", "s3cret"]},
+        "engine": {"python": str(python), "port": free_port(), "flags": ["--api-key", "s3cret"]},
     }
     cfg = RunFile.model_validate({**own, **changed})
     return cfg, RunFolder(Path(cfg.run))

@@ -1,7 +1,6 @@
 """What a worker of a cluster makes of groups, above all with a vLLM that it starts. No cluster is needed."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from headrace.record import Record
 from headrace.target.base import TargetSpec
 from headrace.target.transformers_target import TransformersTarget
 from headrace.token_rule import ALL_TOKENS, TokenRule
+from tests.engines import stand_in
 
 # Stands for the python of vLLM's environment: `vllm serve` is the fake engine, as engine.json says what to serve.
 PYTHON = """#!{python}
@@ -51,10 +51,7 @@ threading.Event().wait()
 
 @pytest.fixture(scope="session")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("python") / "python"
-    path.write_text(PYTHON.format(python=sys.executable))
-    path.chmod(0o755)
-    return path
+    return stand_in(tmp_path_factory.mktemp("python"), PYTHON)
 
 
 @pytest.fixture

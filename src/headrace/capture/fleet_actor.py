@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import torch
-import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from headrace.capture.engines import EngineCapture, Refused
@@ -38,7 +37,7 @@ from headrace.taps import parse_tap
 from headrace.target.base import TargetSpec
 from headrace.target.device import choose_device, run_dtype
 from headrace.target.engine_target import open_engines
-from headrace.target.transformers_target import load_target, read_spec, target_folder
+from headrace.target.transformers_target import load_target, own_engine, read_spec, target_folder
 from headrace.target.vllm_command import LOOPBACK, find_vllm
 from headrace.token_rule import ALL_TOKENS, TokenRule
 
@@ -260,8 +259,7 @@ def told_of(run_file: str) -> str:
             vllm = find_vllm(cfg.engine.python)
             engine, dtype = ("vllm", vllm.version), engine_dtype(cfg, vllm)
         else:
-            engine = ("transformers", f"{transformers.__version__} torch {torch.__version__}")
-            dtype = run_dtype(cfg.target.dtype, choose_device(cfg.target.device))
+            engine, dtype = own_engine(), run_dtype(cfg.target.dtype, choose_device(cfg.target.device))
         spec = read_spec(cfg.target, folder, load_tokenizer(folder), architecture, dtype, engine)
     except HeadraceError as exc:
         return error_text(exc)

@@ -6,7 +6,7 @@ has groups of coordinates, each with its bits; `rotated:4` and `latent:288x4` ar
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,19 @@ def auto_ladder(hidden_size: int) -> tuple[str, ...]:
     latents = (f"latent:{hidden_size}x8", f"latent:{hidden_size}x4")
     narrow = (f"latent:{max(1, hidden_size // part)}x4" for part in (2, 4, 8))
     return ("raw", "lossless", "fp8", "rotated:8", "rotated:6", "rotated:4", *latents, *narrow)
+
+
+def gentlest(hidden_size: int, room: float, size_of: Callable[[str], float]) -> tuple[str, float, bool]:
+    """What `auto` is: the first of the ladder whose store fits into `room` bytes, else the last.
+
+    Args: size_of: bytes of a store, by a codec's name. Returns: name, bytes, whether it fits.
+    """
+    name, size = "", 0.0
+    for name in auto_ladder(hidden_size):
+        size = size_of(name)
+        if size * AUTO_SPARE <= room:
+            return name, size, True
+    return name, size, False
 
 
 def is_latent(setting: str) -> bool:

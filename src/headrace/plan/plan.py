@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from headrace.codec.spec import AUTO_SPARE, auto_ladder, is_auto
+from headrace.codec.spec import gentlest, is_auto
 from headrace.errors import PlanError
 from headrace.plan import arithmetic
 from headrace.plan.arithmetic import BreakEven, Fit
@@ -121,15 +121,12 @@ def _codec_name(inputs: PlanInputs, basis: Basis) -> str:
             hint = "set store.max_bytes in the run file, or give --disk-budget"
             raise PlanError("room for the store, with codec auto", "none", hint)
         room = int(parse_bytes(inputs.disk_budget))
-    hidden_size = basis.target.hidden_size
-    sizes: dict[str, float] = {}
-    for name in auto_ladder(hidden_size):
-        sizes[name] = _stored(basis.tokens, codec_size(name, len(basis.taps), hidden_size, inputs.dtype)).value
-        if sizes[name] * AUTO_SPARE <= room:
-            return name
-    last, size = next(reversed(sizes.items()))
+    width = (len(basis.taps), basis.target.hidden_size, inputs.dtype)
+    name, size, fits = gentlest(width[1], room, lambda one: _stored(basis.tokens, codec_size(one, *width)).value)
+    if fits:
+        return name
     hint = "more room, fewer samples, or a smaller latent by name"
-    raise PlanError(f"states within {room:,} bytes", f"{size:,.0f} by {last}, the smallest that auto takes", hint)
+    raise PlanError(f"states within {room:,} bytes", f"{size:,.0f} by {name}, the smallest that auto takes", hint)
 
 
 def _sites(basis: Basis, codec: CodecSize) -> tuple[Site, ...]:

@@ -96,6 +96,11 @@ class TransformersTarget:
             yield seen
 
 
+def own_engine() -> tuple[str, str]:
+    """Name and version of what runs a target here, as its identity has them."""
+    return "transformers", f"{transformers.__version__} torch {torch.__version__}"
+
+
 def load_target(cfg: TargetConfig, folder: Path | None = None) -> TransformersTarget:
     """Load a target.
 
@@ -111,7 +116,7 @@ def load_target(cfg: TargetConfig, folder: Path | None = None) -> TransformersTa
     quantised = read_quantisation(folder)
     check_runs(quantised, folder)
     model = _load_model(folder, device, dtype, quantised)
-    engine = ("transformers", f"{transformers.__version__} torch {torch.__version__}")
+    engine = own_engine()
     tokenizer = load_tokenizer(folder)
     spec = read_spec(cfg, folder, tokenizer, type(model).__name__, dtype, engine)
     return TransformersTarget(spec, model, tokenizer, folder)
