@@ -2,13 +2,14 @@
 
 In: a folder, gigabytes, the python of an environment with speculators 0.9.0. Out: rows of claims, as JSON. All three
 read the same raw states, page cache warm, turn by turn; medians of the turns. pread reads a record's bytes into
-one buffer that is used again and checks nothing, with one thread; our source reads with its usual two threads, checks
-every digest and gives features, ids and mask as tensors; the rival is its own ArrowDataset in its own process
-(rival.py), with one thread or with two, whichever was faster.
+one buffer that is used again and checks nothing, with one thread; our source reads or maps shards with its usual two
+threads, checks every digest and gives features, ids and mask as tensors; the rival is its own ArrowDataset in its own
+process (rival.py), with one thread or with two, whichever was faster.
 
 usage: throughput.py FOLDER GIGABYTES [RIVAL_PYTHON]
 """
 
+import functools
 import json
 import os
 import random
@@ -29,6 +30,8 @@ from headrace.codec.spec import CodecSpec
 from headrace.record import Record, make_record, segment_spans
 from headrace.source import Position
 from headrace.store.folder_source import FolderSource
+from headrace.store.reader import StoreReader
+from headrace.store.shard_files import MappedShards
 from headrace.store.writer import StoreWriter
 from headrace.testing.states import fake_manifest, fake_sample
 
@@ -36,6 +39,7 @@ TAPS, HIDDEN = 5, 576  # the demo's
 BYTES_PER_TOKEN = TAPS * HIDDEN * 2
 TURNS = 5
 READ_AHEAD = 64  # the default of train.read_ahead
+HOW = {"read": "reading", "mapped": "mapping (train.map_shards)"}
 
 
 class Rival:
@@ -83,9 +87,11 @@ class Stores:
                 )
         self.ids = [sample.id for sample in samples]
         self.codec = RawCodec(CodecSpec("raw", 0, TAPS, HIDDEN, "bfloat16"))
-        self.source = FolderSource(base / "states", READ_AHEAD)
+        states = base / "states"
+        readers = {"read": StoreReader(states), "mapped": StoreReader(states, MappedShards(states))}
+        self.sources = {way: FolderSource(reader, READ_AHEAD) for way, reader in readers.items()}
         self.places: dict[int, list[tuple[tuple[int, int], int, int]]] = {row: [] for row in self.rows}
-        names = self.source.reader.entries()
+        names = readers["read"].entries()
         for row, *place in zip(
             *(names[k].tolist() for k in ("row", "shard_generation", "shard_number", "offset", "length")), strict=True
         ):
@@ -94,10 +100,10 @@ class Stores:
         self.files = {(1, number): os.open(path, os.O_RDONLY) for number, path in enumerate(shards)}
         self.buffer = memoryview(bytearray(64 << 20))
 
-    def ours(self, order: Sequence[int]) -> float:
+    def ours(self, way: str, order: Sequence[int]) -> float:
         positions = (Position(0, place, row, self.ids[row]) for place, row in enumerate(order))
         began = time.perf_counter()
-        for record in self.source.records(positions):
+        for record in self.sources[way].records(positions):
             assert isinstance(record, Record)
             given = record_features(record, self.codec), record.input_ids, record.loss_mask
             assert len(given[0]) == len(given[1])
@@ -111,14 +117,16 @@ class Stores:
         return time.perf_counter() - began
 
     def close(self) -> None:
-        self.source.close()
+        for source in self.sources.values():
+            source.close()
         for descriptor in self.files.values():
             os.close(descriptor)
 
 
 def speeds(stores: Stores, rival: Rival | None, order: Sequence[int]) -> dict[str, float]:
     """Samples a second of each, medians of turns taken one after the other."""
-    ways: dict[str, Callable[[Sequence[int]], float]] = {"ours": stores.ours, "plain": stores.plain}
+    ways: dict[str, Callable[[Sequence[int]], float]] = {"plain": stores.plain}
+    ways |= {way: functools.partial(stores.ours, way) for way in stores.sources}
     if rival is not None:
         ways |= {f"rival{threads}": lambda order, threads=threads: rival.read(order, threads) for threads in (1, 2)}
     taken: dict[str, list[float]] = {name: [] for name in ways}
@@ -128,6 +136,18 @@ def speeds(stores: Stores, rival: Rival | None, order: Sequence[int]) -> dict[st
             if turn:  # the first one warms the cache
                 taken[name].append(seconds)
     return {name: len(order) / statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def judged(way: str, what: str, size: int, found: dict[str, float]) -> list[tuple[str, str, str, bool]]:
+    """A way's rows: over plain pread, and over the rival."""
+    share = found[way] / found["plain"]
+    told = f"{share:.2f}: {found[way] * size / 1e9:.2f} of {found['plain'] * size / 1e9:.2f} GB/s"
+    first = (f"{HOW[way]}, {what}, digests checked, over plain pread", "at least 0.75", told, share >= 0.75)
+    if "rival1" not in found:
+        return [first, ("the same over speculators' files", "at least 3", "no RIVAL python", False)]
+    theirs = max(found["rival1"], found["rival2"])
+    told = f"{found[way] / theirs:.2f}: {found[way]:,.0f} and {theirs:,.0f} samples/s"
+    return [first, ("the same over speculators' files", "at least 3", told, found[way] >= 3 * theirs)]
 
 
 def main(folder: Path, gigabytes: float, python: str | None) -> None:
@@ -143,20 +163,8 @@ def main(folder: Path, gigabytes: float, python: str | None) -> None:
             for name, order in (("shuffled", shuffled), ("in order", list(stores.rows))):
                 found = speeds(stores, rival, order)
                 size = num_tokens * BYTES_PER_TOKEN
-                share = found["ours"] / found["plain"]
                 what = f"{name}, {len(order)} samples of {num_tokens} tokens ({size / 1e6:.2f} MB)"
-                told = f"{share:.2f}: {found['ours'] * size / 1e9:.2f} of {found['plain'] * size / 1e9:.2f} GB/s"
-                rows.append(
-                    (f"reading {what}, digests checked, over plain pread", "at least 0.75", told, share >= 0.75)
-                )
-                if rival is None:
-                    rows.append((f"the same over speculators' files, {name}", "at least 3", "no RIVAL python", False))
-                    continue
-                theirs = max(found["rival1"], found["rival2"])
-                told = f"{found['ours'] / theirs:.2f}: {found['ours']:,.0f} and {theirs:,.0f} samples/s"
-                rows.append(
-                    (f"the same over speculators' files, {name}", "at least 3", told, found["ours"] >= 3 * theirs)
-                )
+                rows += [row for way in stores.sources for row in judged(way, what, size, found)]
             stores.close()
             if rival is not None:
                 rival.close()

@@ -243,6 +243,9 @@ class TrainConfig(Strict):
     eval_samples: Int = Field(48, ge=1, description="held-out samples of one evaluation")
     save_seconds: Float = Field(300.0, gt=0, description="time between checkpoints")
     read_ahead: Int = Field(64, ge=1, description="records decoded ahead of the step")
+    map_shards: bool = Field(
+        False, description="map shards instead of reading them: faster; a failing disk ends the run"
+    )
     tensorboard: bool = Field(True, description="write TensorBoard events")
     trackers: list[Literal["wandb", "mlflow", "trackio"]] = Field(
         default_factory=list, description="send the same figures to wandb, mlflow, trackio too"

@@ -10,10 +10,19 @@ from typing import Any
 import pytest
 from s3fs import S3FileSystem
 
+from headrace.store.reader import StoreReader
+from headrace.store.shard_files import FolderShards, MappedShards
 from headrace.store.writer import StoreWriter
 from headrace.testing.states import fake_manifest, fake_record
 
 MakeStore = Callable[..., Path]
+Opens = Callable[[Path], StoreReader]
+
+
+@pytest.fixture(params=[FolderShards, MappedShards])
+def opened(request: pytest.FixtureRequest) -> Opens:
+    """Opens a reader of a folder: by positioned reads, and by mappings."""
+    return lambda root: StoreReader(root, request.param(root))
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@ import errno
 import os
 import random
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +14,15 @@ from headrace.store.reader import DamagedRecord, StoreReader
 from headrace.store.shard import read_trailer, shard_name
 from headrace.store.writer import StoreWriter
 from headrace.testing.states import fake_manifest, fake_record, fake_sample, same_records
+from tests.store.conftest import Opens
 
 
 def expected(row: int, generation: int = 1):
     return fake_record(row, generation, num_segments=3 if row % 3 == 0 else 1)
 
 
-def test_every_record_comes_back_bit_for_bit(make_store) -> None:
-    reader = StoreReader(make_store(7))
+def test_every_record_comes_back_bit_for_bit(make_store, opened: Opens) -> None:
+    reader = opened(make_store(7))
     for row in random.Random(1).sample(range(7), 7):
         assert same_records(reader.read(row, fake_sample(row).id), expected(row))
     assert (reader.num_records, reader.num_tokens, reader.num_trained) == (7, 7 * 12, 7 * 6)
@@ -33,12 +32,12 @@ def test_every_record_comes_back_bit_for_bit(make_store) -> None:
     assert 7 not in reader
 
 
-def test_records_that_are_kept_stay_what_they_were_while_others_are_read(tmp_path: Path) -> None:
+def test_records_that_are_kept_stay_what_they_were_while_others_are_read(tmp_path: Path, opened: Opens) -> None:
     tokens = 4000  # 256,000 bytes of payload: read into memory that is used again
     with StoreWriter(tmp_path, fake_manifest(), 1 << 30, 1e9) as writer:
         for row in range(4):
             writer.add(fake_record(row, 1, num_tokens=tokens))
-    reader = StoreReader(tmp_path)
+    reader = opened(tmp_path)
     kept = {row: reader.read(row, fake_sample(row, tokens).id) for row in (0, 1)}
     views = {row: np.frombuffer(reader.read(row, fake_sample(row, tokens).id).segments[0].payload) for row in (2, 3)}
     for _ in range(20):
@@ -52,8 +51,8 @@ def test_records_that_are_kept_stay_what_they_were_while_others_are_read(tmp_pat
             assert views[row].tobytes() == wanted.segments[0].payload
 
 
-def test_a_record_to_be_passed_on_is_the_same_messages_unparsed(make_store) -> None:
-    reader = StoreReader(make_store(7))
+def test_a_record_to_be_passed_on_is_the_same_messages_unparsed(make_store, opened: Opens) -> None:
+    reader = opened(make_store(7))
     for row in range(7):
         found, read = reader.stored(row, fake_sample(row).id), reader.read(row, fake_sample(row).id)
         messages = [found.message(k) for k in range(len(found.lengths))]
@@ -78,7 +77,7 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(content)
 
 
-def test_any_flip_inside_a_record_is_an_error_that_names_shard_and_offset(make_store) -> None:
+def test_any_flip_inside_a_record_is_an_error_that_names_shard_and_offset(make_store, opened: Opens) -> None:
     root = make_store(2)
     shard = root / "shards" / shard_name(1, 0)
     whole = shard.read_bytes()
@@ -86,34 +85,34 @@ def test_any_flip_inside_a_record_is_an_error_that_names_shard_and_offset(make_s
     offset, length = int(segment["offset"]), int(segment["length"])
     for position in random.Random(2).sample(range(offset, offset + length), 80):
         flip(shard, position)
-        reader = StoreReader(root)
+        reader = opened(root)
         with pytest.raises(StoreError, match=rf"{shard.name}(.|\n)*offset {offset}"):
             reader.read(0, fake_sample(0).id)
         assert same_records(reader.read(1, fake_sample(1).id), expected(1))
         shard.write_bytes(whole)
 
 
-def test_a_shard_that_is_gone_or_cut_is_an_error_that_names_it(make_store) -> None:
+def test_a_shard_that_is_gone_or_cut_is_an_error_that_names_it(make_store, opened: Opens) -> None:
     root = make_store(4)
     gone, cut = (root / "shards" / shard_name(1, n) for n in (0, 1))
     gone.unlink()
     cut.write_bytes(cut.read_bytes()[:700])
-    reader = StoreReader(root)
+    reader = opened(root)
     with pytest.raises(StoreError, match=gone.name):
         reader.read(0, fake_sample(0).id)
     with pytest.raises(StoreError, match=cut.name):
         reader.read(3, fake_sample(3).id)
 
 
-def test_the_highest_valid_generation_wins(make_store) -> None:
+def test_the_highest_valid_generation_wins(make_store, opened: Opens) -> None:
     root = make_store(2)
     writer = StoreWriter(root, fake_manifest(), 1 << 30, 1e9)
     writer.add(expected(0, 2))
     writer.seal()  # not closed: a compacted journal would have dropped the first record
-    assert same_records(StoreReader(root).read(0, fake_sample(0).id), expected(0, 2))
+    assert same_records(opened(root).read(0, fake_sample(0).id), expected(0, 2))
     newest = root / "shards" / shard_name(2, 0)
     flip(newest, int(read_trailer(newest)["offset"][0]) + 300)
-    assert same_records(StoreReader(root).read(0, fake_sample(0).id), expected(0, 1))
+    assert same_records(opened(root).read(0, fake_sample(0).id), expected(0, 1))
     writer.close()
 
 
@@ -182,40 +181,14 @@ def test_damage_is_told_apart_from_a_disk_that_does_not_answer(make_store, monke
     assert not isinstance(caught.value, DamagedRecord)
 
 
-def test_reading_changes_nothing_on_disk(make_store) -> None:
+def test_reading_changes_nothing_on_disk(make_store, opened: Opens) -> None:
     root = make_store(4)
     before = {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in root.rglob("*")}
-    reader = StoreReader(root)
+    reader = opened(root)
     for row in range(4):
         reader.read(row, fake_sample(row).id)
     reader.close()
     assert {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in root.rglob("*")} == before
-
-
-def test_many_threads_with_few_descriptors_read_the_right_bytes(make_store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "_MAX_OPEN_FILES", 1)
-    reader = StoreReader(make_store(10))
-    barrier = threading.Barrier(4)
-
-    def work(seed: int) -> bool:
-        barrier.wait()
-        rows = [random.Random(seed * 100 + k).randrange(10) for k in range(60)]
-        return all(same_records(reader.read(row, fake_sample(row).id), expected(row)) for row in rows)
-
-    with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(work, range(4)))
-
-
-def test_descriptors_are_bounded_and_closed(make_store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "_MAX_OPEN_FILES", 2)
-    reader = StoreReader(make_store(12))
-    before = len(os.listdir("/proc/self/fd"))
-    for row in range(12):
-        reader.read(row, fake_sample(row).id)
-    assert len(os.listdir("/proc/self/fd")) <= before + 2
-    reader.close()
-    reader.close()
-    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
@@ -231,7 +204,7 @@ def test_an_open_store_without_a_sealed_shard_reads_as_empty(tmp_path: Path) -> 
     writer.close()
 
 
-def test_an_index_that_names_another_record_is_noticed(make_store) -> None:
+def test_an_index_that_names_another_record_is_noticed(make_store, opened: Opens) -> None:
     root = make_store(4)
     path = root / journal.FILE_NAME
     rows = journal.index_rows(journal.read_journal(path))
@@ -240,7 +213,7 @@ def test_an_index_that_names_another_record_is_noticed(make_store) -> None:
     path.unlink()
     journal.append_journal(path, mine, 1, 1)
     with pytest.raises(DamagedRecord, match="another segment"):
-        StoreReader(root).read(1, fake_sample(1).id)
+        opened(root).read(1, fake_sample(1).id)
 
 
 def test_shards_that_are_gone_are_named(make_store) -> None:

@@ -208,11 +208,14 @@ def test_a_changed_setting_is_refused_by_name(
         train(run_file(fresh, tiny_target, **changes), RunFolder(fresh), True, Silent())
 
 
-def test_settings_that_change_no_weight_may_change(fresh: Path, tiny_target: Path, uninterrupted: Checkpoint) -> None:
+@pytest.mark.parametrize("changes", [{"read_ahead": 1, "save_seconds": 0.001}, {"map_shards": True}])
+def test_settings_that_change_no_weight_may_change(
+    fresh: Path, tiny_target: Path, uninterrupted: Checkpoint, changes: dict[str, Any]
+) -> None:
     stop = At(1, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         train(run_file(fresh, tiny_target), RunFolder(fresh), True, stop)
-    train(run_file(fresh, tiny_target, read_ahead=1, save_seconds=0.001), RunFolder(fresh), True, Silent())
+    train(run_file(fresh, tiny_target, **changes), RunFolder(fresh), True, Silent())
     assert_same(load_checkpoint(RunFolder(fresh).train() / "last"), uninterrupted)
 
 

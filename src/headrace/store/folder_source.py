@@ -1,9 +1,9 @@
 """A folder of shards as a source of records.
 
 In: positions, in the order of an epoch. Out: a record or a hole for each, in that order, read ahead by a few threads
-within a bound, several records a task: waking a thread takes as long as reading one. Nothing is ever skipped: what is
-neither stored nor declared a hole is an error at its position. A record that turns out damaged is declared a hole here,
-for this run; beyond a few of them the store itself is in doubt.
+within bounds of number and bytes, several small records a task: waking a thread takes as long as reading one. Nothing
+is ever skipped: what is neither stored nor declared a hole is an error at its position. A record that turns out damaged
+is declared a hole here, for this run; beyond a few of them the store itself is in doubt.
 """
 
 import threading
@@ -24,6 +24,7 @@ from headrace.store.reader import DamagedRecord, StoredRecord, StoreReader
 DAMAGED_SHARE = 0.01  # more damaged records than this share, and than DAMAGED_FEW, stop the run
 DAMAGED_FEW = 8
 _MOST_A_TASK = 8  # records
+_AHEAD_BYTES = 24 * 1024 * 1024  # records that are read, but not used yet, should not leave the processor's cache
 
 
 @dataclass
@@ -47,7 +48,7 @@ class FolderSource:
     """
 
     def __init__(self, root: Path | StoreReader, read_ahead: int, num_threads: int = 2) -> None:
-        """Args: root: the folder, or a reader. read_ahead: records held ahead of the consumer, at least 1.
+        """Args: root: the folder, or a reader. read_ahead: most records held ahead of the consumer, at least 1.
 
         Raises: StoreError as StoreReader does.
         """
@@ -55,8 +56,9 @@ class FolderSource:
             found = f"read_ahead {read_ahead} and num_threads {num_threads}"
             raise StoreError("read_ahead and num_threads of at least 1", found, "raise train.read_ahead")
         self.reader = root if isinstance(root, StoreReader) else StoreReader(root)
-        self._read_ahead = read_ahead
-        self._a_task = min(_MOST_A_TASK, max(1, read_ahead // (2 * num_threads)))
+        mean = self.reader.stored_bytes / max(1, self.reader.num_records)
+        self._read_ahead = min(read_ahead, max(2 * num_threads, int(_AHEAD_BYTES / max(mean, 1.0))))
+        self._a_task = min(_MOST_A_TASK, max(1, self._read_ahead // (2 * num_threads)))
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace-read")
         self._changing = threading.Lock()
         self.damaged: dict[int, str] = {}

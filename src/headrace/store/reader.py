@@ -1,17 +1,13 @@
 """Read records of a states folder, in any order, from any number of threads.
 
 In: a row and its id. Out: its newest record that is whole and intact, one positioned read a record, digests checked
-before Arrow sees a byte. Payloads are views of the memory that was read into, which is used again when they are gone.
+before Arrow sees a byte. Payloads are views of the memory that holds the message, and keep it.
 Readers never change a store, and see what was sealed when they opened it.
 """
 
 import errno
-import os
-import threading
-import weakref
-from collections import OrderedDict
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +15,14 @@ import numpy.typing as npt
 from headrace.errors import StoreError
 from headrace.record import Record, Segment, digest, segment_from_message
 from headrace.store import failures, journal
-from headrace.store.buffers import ReadBuffers
 from headrace.store.failures import Failure, read_failures
 from headrace.store.index import RecordIndex
 from headrace.store.journal import read_journal
 from headrace.store.manifest import Manifest
 from headrace.store.shard import Key, Rows, shard_name
+from headrace.store.shard_files import FolderShards, Shards
 
 READ_BYTES = 64 * 1024 * 1024  # a longer record takes one read for each so many bytes of segments
-_MAX_OPEN_FILES = 64
-STAGING_MARK = "owner"  # in a folder from which shards go to an address
 
 
 class DamagedRecord(StoreError):
@@ -38,7 +32,7 @@ class DamagedRecord(StoreError):
 class StoreReader:
     """A snapshot of a store. `manifest` says of what; `failures` maps rows the target could not give."""
 
-    def __init__(self, root: Path, shards: "Shards | None" = None) -> None:
+    def __init__(self, root: Path, shards: Shards | None = None) -> None:
         """Args: shards: where the shards are, if not in this folder.
 
         Raises: StoreError for a folder without states, or a damaged manifest, journal or list of failures.
@@ -48,8 +42,7 @@ class StoreReader:
         rows = read_journal(root / journal.FILE_NAME)
         self._index = RecordIndex(rows)
         self.failures: dict[int, Failure] = read_failures(root / failures.FILE_NAME)
-        self._files = shards or _Files(root / "shards")
-        self._buffers = ReadBuffers()
+        self._files = shards or FolderShards(root)
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
@@ -141,7 +134,6 @@ class StoreReader:
     def close(self) -> None:
         """Close shards; safe to call twice. A closed reader opens them again when asked."""
         self._files.clear()
-        self._buffers.clear()
 
     def _found(self, row: int) -> list[Rows]:
         candidates = self._index.candidates(row)
@@ -174,8 +166,7 @@ class StoreReader:
 
     def _pread(self, place: "_Place", offset: int, length: int) -> memoryview:
         try:
-            buffer = self._buffers.take(length)
-            return buffer[: self._files.read(place.shard, offset, buffer)]
+            return self._files.view(place.shard, offset, length)
         except OSError as exc:
             if exc.errno == errno.EIO:  # a bad place on a disk that is there
                 raise DamagedRecord(self._whole(place), f"offset {offset}: {exc.strerror}", self._files.hint) from exc
@@ -271,66 +262,3 @@ def _run(rows: Rows) -> int:
 
 def _key(segment: Segment) -> tuple[int, bytes, int, int, int]:
     return segment.row, segment.id, segment.generation, segment.segment, segment.num_segments
-
-
-class Shards(Protocol):
-    """Where a reader finds shards: a folder or objects. `where` names it in messages, `hint` says how to mend it."""
-
-    where: str
-    hint: str
-
-    def read(self, shard: Key, offset: int, buffer: memoryview) -> int:
-        """Fill the buffer from `offset`; how many bytes there were, fewer at the end of the shard.
-
-        Raises: OSError for a shard that is not there, or a disk that does not answer.
-        """
-        ...
-
-    def names(self) -> set[str]:
-        """File names of the shards that are there."""
-        ...
-
-    def clear(self) -> None:
-        """Release what is open; a later read opens it again."""
-        ...
-
-
-class _File:
-    """A descriptor that closes when nobody reads from it any more, even if it has left the cache meanwhile."""
-
-    def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self.descriptor)
-
-
-class _Files:
-    """Open shards, least recently used first, at most _MAX_OPEN_FILES."""
-
-    hint = "run store repair, then capture again: it makes only the rows that are lost"
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self.where = folder, str(folder)
-        if (folder.parent / STAGING_MARK).is_file():
-            self.hint = "shards of this folder were moved to store.at: read the states there, or capture without it"
-        self._open: OrderedDict[Key, _File] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def read(self, shard: Key, offset: int, buffer: memoryview) -> int:
-        """Fill the buffer from `offset`; how many bytes there were, fewer at the end of the file."""
-        file = self._get(shard)
-        return os.preadv(file.descriptor, [buffer], offset)
-
-    def names(self) -> set[str]:
-        return {path.name for path in self._folder.glob("*.arrow")}
-
-    def clear(self) -> None:
-        with self._lock:
-            self._open.clear()
-
-    def _get(self, shard: Key) -> _File:
-        with self._lock:
-            file = self._open.pop(shard, None) or _File(self._folder / shard_name(*shard))
-            self._open[shard] = file
-            while len(self._open) > _MAX_OPEN_FILES:
-                self._open.popitem(last=False)
-            return file

@@ -23,6 +23,7 @@ from headrace.store.manifest import Manifest
 from headrace.store.objects import IN_FLIGHT, PART_BYTES, Objects, is_address
 from headrace.store.reader import StoreReader
 from headrace.store.shard import Key, shard_name
+from headrace.store.shard_files import MappedShards
 from headrace.store.verify import BASIS_NAME
 
 SHARDS = "shards"
@@ -32,7 +33,7 @@ Found = TypeVar("Found")
 
 
 class ObjectShards:
-    """Shards as objects; implements `headrace.store.reader.Shards`."""
+    """Shards as objects; implements `headrace.store.shard_files.Shards`."""
 
     hint = "run store repair with this address, then capture again: it makes only the rows that are lost"
 
@@ -40,11 +41,9 @@ class ObjectShards:
         self._objects = objects
         self.where = f"{objects.address}/{SHARDS}"
 
-    def read(self, shard: Key, offset: int, buffer: memoryview) -> int:
-        """Fill the buffer by one range read."""
-        found = self._objects.get(f"{SHARDS}/{shard_name(*shard)}", offset, offset + len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+    def view(self, shard: Key, offset: int, length: int) -> memoryview:
+        """The bytes from `offset` on, by one range read."""
+        return memoryview(self._objects.get(f"{SHARDS}/{shard_name(*shard)}", offset, offset + length))
 
     def names(self) -> set[str]:
         """File names of the shards that are there."""
@@ -98,14 +97,14 @@ def read_ahead(at: str | Path, read: Callable[[Asked], Found], asked: Iterable[A
                 found.cancel()
 
 
-def open_source(at: str | None, states: Path, read_ahead: int) -> FolderSource:
-    """The states of a run as a source: at an address, or in the run's folder where there is none.
+def open_source(at: str | None, states: Path, read_ahead: int, mapped: bool = False) -> FolderSource:
+    """The states of a run as a source: at an address, or in the run's folder where there is none, read or mapped.
 
     A fitted codec's basis is copied into that folder, where codecs are opened from.
     Raises: StoreError as FolderSource does.
     """
     if at is None:
-        return FolderSource(states, read_ahead)
+        return FolderSource(StoreReader(states, MappedShards(states) if mapped else None), read_ahead)
     reader = open_reader(at)
     basis = reader.root / BASIS_NAME
     if basis.is_file() and not (states / BASIS_NAME).is_file():

@@ -27,9 +27,9 @@ from headrace.store.manifest import FILE_NAME as MANIFEST_NAME
 from headrace.store.manifest import Manifest
 from headrace.store.mend import Mended, mend
 from headrace.store.objects import Objects
-from headrace.store.reader import STAGING_MARK
 from headrace.store.remote import SHARDS, basis_key, fetch_basis, shard_sizes
 from headrace.store.shard import Key, Rows, parse_shard_name, sealed_shards, shard_name
+from headrace.store.shard_files import STAGING_MARK
 from headrace.store.verify import BASIS_NAME
 from headrace.store.writer import StoreWriter
 

@@ -42,7 +42,7 @@ from headrace.train.batches import Plan, Reader, plan_steps
 from headrace.train.scale import measure_feature_scale
 
 # Settings that change when a run is saved or shown, never what it learns.
-FREE_SETTINGS = frozenset({"save_seconds", "read_ahead", "tensorboard", "threads", "trackers"})
+FREE_SETTINGS = frozenset({"save_seconds", "read_ahead", "map_shards", "tensorboard", "threads", "trackers"})
 ROLES = ("mask", "pad", "eos", "bos")
 
 
@@ -164,7 +164,7 @@ def assemble(cfg: RunFile, folder: RunFolder, features: bool) -> Parts:
 def _open_source(cfg: RunFile, folder: RunFolder) -> Source:
     """The servers that the run file names, else the store; a fitted basis comes into the run's folder of states."""
     if cfg.source is None:
-        return open_source(cfg.store.at, folder.states, cfg.train.read_ahead)
+        return open_source(cfg.store.at, folder.states, cfg.train.read_ahead, cfg.train.map_shards)
     source = StreamSource(cfg.source, cfg.stream, log=folder.root / "stream.jsonl")
     source.basis(folder.states / BASIS_NAME)
     return source
