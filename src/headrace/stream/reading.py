@@ -1,8 +1,9 @@
 """One pass over positions: asked for ahead of the consumer, from one server or several, handed on in order.
 
 In: positions, links. Out: a record or a hole for each, in the order asked, whatever was cut, damaged or restarted on
-the way. Positions go to their servers in requests of about `request_bytes`, two in flight at each; what is held and
-asked for stays within `read_ahead_bytes`, but the position that the consumer waits for is always asked for.
+the way. Positions go to their servers in requests of about `request_bytes`, two in flight at each, the first that have
+not come first: what a request did not bring goes back to those that are not asked for. What is held and asked for stays
+within `read_ahead_bytes`, but the position that the consumer waits for is always asked for.
 """
 
 import threading
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 import grpc
 
@@ -35,24 +37,30 @@ class Counts:
     waited_s: float = 0.0  # of the consumer, for the next record
 
 
-@dataclass(eq=False)
+@dataclass(order=True)
 class _Slot:
-    """One position on its way."""
+    """One position on its way; `number` is its place among all of the pass."""
 
-    position: Position
-    item: Record | Hole | None = None
-    filled: bool = False  # stays when the item has been handed on
-    error: BaseException | None = None
-    num_bytes: int = 0
+    number: int
+    position: Position = field(compare=False)
+    item: Record | Hole | None = field(default=None, compare=False)
+    filled: bool = field(default=False, compare=False)  # stays when the item has been handed on
+    error: BaseException | None = field(default=None, compare=False)
+    num_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(eq=False)
 class _Lane:
-    """One server: its link, the threads that ask it, and positions that are not asked for yet."""
+    """One server: its link, the threads that ask it, and a heap of positions that are not asked for."""
 
     link: Link
     threads: ThreadPoolExecutor
     open: list[_Slot] = field(default_factory=list)
+
+    def put(self, slots: Sequence[_Slot]) -> None:
+        """Leave slots to be asked for."""
+        for slot in slots:
+            heappush(self.open, slot)
 
 
 class Reading:
@@ -71,12 +79,17 @@ class Reading:
         self._bound, wanted = sizes
         self._request_bytes = max(1, min(wanted, self._bound // (2 * IN_FLIGHT)))
         self._lanes = [_Lane(link, ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="headrace-ask")) for link in links]
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._came, self._askable = threading.Condition(self._lock), threading.Condition(self._lock)
         self._pending: deque[_Slot] = deque()
+        self._num_slots = 0
         self._held = self._promised = 0  # bytes that have come, and that requests may bring
         self._missing = 0  # pending slots that have not come
         self._mean = float(_FIRST_GUESS)
         self._exhausted = self._closed = False
+        for lane in self._lanes:
+            for _ in range(IN_FLIGHT):
+                lane.threads.submit(self._work, lane).add_done_callback(self._ended)
 
     def __iter__(self) -> Iterator[Record | Hole]:
         while True:
@@ -87,19 +100,20 @@ class Reading:
 
     def close(self) -> None:
         """End its requests and threads; safe to call twice."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._came.notify_all()
+            self._askable.notify_all()
         for lane in self._lanes:
             lane.threads.shutdown(wait=False, cancel_futures=True)
 
     def _next(self) -> Record | Hole:
         slot = self._pending[0]
         began = time.monotonic()
-        with self._changed:
+        with self._lock:
             while slot.item is None and slot.error is None:
-                self._changed.notify_all()  # it may be asked for now, whatever is held
-                self._changed.wait()
+                self._askable.notify_all()  # it may be asked for now, whatever is held
+                self._came.wait()
             self._counts.waited_s += time.monotonic() - began
             self._pending.popleft()
             if slot.item is None:
@@ -108,51 +122,67 @@ class Reading:
             self._held -= slot.num_bytes
             item, slot.item = slot.item, None  # a request that has ended may hold its slots until rubbish is collected
             if self._has_room():
-                self._changed.notify_all()
+                self._askable.notify_all()
         return item
 
     def _pull(self) -> None:
-        """Take positions until what they are expected to bring fills the bound; hand them out as requests."""
+        """Take positions until what they are expected to bring fills the bound, and leave them to be asked for."""
         while not self._exhausted and (not self._pending or self._ahead() + self._mean <= self._bound):
             position = next(self._positions, None)
-            if position is None:
-                self._exhausted = True
-                break
-            slot = _Slot(position)
-            with self._changed:
+            with self._lock:
+                if position is None:
+                    self._exhausted = True
+                    self._askable.notify_all()
+                    return
+                slot = _Slot(self._num_slots, position)
+                self._num_slots += 1
                 self._pending.append(slot)
                 self._missing += 1
-            lane = self._lanes[server_of(position.id, len(self._lanes))]
-            lane.open.append(slot)
-            if len(lane.open) >= min(MAX_POSITIONS, max(1, self._request_bytes // self._mean)):
-                self._submit(lane)
-        for lane in self._lanes:
-            if lane.open and (self._exhausted or lane.open[0] is self._pending[0]):
-                self._submit(lane)
+                lane = self._lanes[server_of(position.id, len(self._lanes))]
+                lane.put([slot])
+                if len(lane.open) >= self._a_request():
+                    self._askable.notify_all()
 
     def _ahead(self) -> float:
         return self._held + self._missing * self._mean
 
-    def _submit(self, lane: _Lane) -> None:
-        slots, lane.open = lane.open, []
-        asked = lane.threads.submit(self._fetch, lane.link, slots)
-        asked.add_done_callback(lambda done: self._ended(done, slots))
-
-    def _ended(self, asked: Future[None], slots: list[_Slot]) -> None:
+    def _ended(self, work: Future[None]) -> None:
         """A fault of ours must not leave the consumer waiting."""
-        error = None if asked.cancelled() else asked.exception()
+        error = None if work.cancelled() else work.exception()
         if error is not None:
-            self._fail(slots, error)
+            with self._lock:
+                pending = [slot for slot in self._pending if not slot.filled]
+            self._fail(pending, error)
 
-    def _fetch(self, link: Link, slots: list[_Slot]) -> None:
-        """Ask until every slot is filled, or one has an error."""
+    def _work(self, lane: _Lane) -> None:
+        """Ask one server for whatever comes next, until this pass ends or has an error."""
+        while slots := self._taken(lane):
+            slots = self._fetch(lane.link, slots)
+            with self._lock:
+                lane.put(slots)
+                self._askable.notify_all()
+
+    def _taken(self, lane: _Lane) -> list[_Slot]:
+        """Wait for the slots of a request; none when this is closed."""
+        with self._lock:
+            while not self._closed:
+                most = self._a_request()
+                if lane.open and (self._exhausted or len(lane.open) >= most or self._is_awaited(lane.open[0])):
+                    return [heappop(lane.open) for _ in range(min(most, len(lane.open)))]
+                self._askable.wait()
+        return []
+
+    def _a_request(self) -> int:
+        """How many positions one asks for."""
+        return min(MAX_POSITIONS, max(1, int(self._request_bytes / self._mean)))
+
+    def _fetch(self, link: Link, slots: list[_Slot]) -> list[_Slot]:
+        """Ask until some slots are filled. Returns: those that are not; none where this ended, with an error or not."""
         tries = 0
         link.note_progress()  # what it did before this request does not count
         while slots and self._admitted(slots[0]):
             try:
-                came = self._ask(link, slots)
-                slots = slots[came:]
-                tries = 0
+                return slots[self._ask(link, slots) :]
             except (grpc.RpcError, StreamError) as exc:
                 came = next((k for k, slot in enumerate(slots) if not slot.filled), len(slots))
                 slots, tries = slots[came:], 0 if came else tries + 1
@@ -160,20 +190,24 @@ class Reading:
                     link.trouble(exc, tries)
                 except StreamError as final:
                     self._fail(slots, final)
-                    return
+                    return []
+        return []
 
-    def _has_room(self) -> bool:
-        return self._held + self._promised + self._request_bytes <= self._bound
+    def _is_awaited(self, slot: _Slot) -> bool:
+        return bool(self._pending) and self._pending[0] is slot
 
     def _admitted(self, slot: _Slot) -> bool:
         """Wait until there is room for another request, or the consumer waits for this very slot. False: closed."""
-        with self._changed:
+        with self._lock:
             while not self._closed:
-                if self._has_room() or (self._pending and self._pending[0] is slot):
+                if self._has_room() or self._is_awaited(slot):
                     self._promised += self._request_bytes
                     return True
-                self._changed.wait()
+                self._askable.wait()
         return False
+
+    def _has_room(self) -> bool:
+        return self._held + self._promised + self._request_bytes <= self._bound
 
     def _ask(self, link: Link, slots: list[_Slot]) -> int:
         """One request. Returns: how many of the slots it filled, the first of them."""
@@ -196,15 +230,15 @@ class Reading:
                 if self._closed:
                     break
         finally:
-            with self._changed:
+            with self._lock:
                 self._promised -= promised
-                self._changed.notify_all()
+                self._askable.notify_all()
         return came
 
     def _fill(self, slot: _Slot, item: Record | Hole, promised: int) -> int:
         """Hand an item over. Returns: how much of the promise it has used up."""
         check_item(slot.position, item)
-        with self._changed:
+        with self._lock:
             slot.num_bytes = sum(len(s.payload) for s in item.segments) if isinstance(item, Record) else 0
             slot.item, slot.filled = item, True
             used = min(slot.num_bytes, promised)
@@ -214,15 +248,15 @@ class Reading:
             self._mean += 0.1 * (slot.num_bytes - self._mean) if self._counts.records else slot.num_bytes - self._mean
             self._mean = max(self._mean, 1.0)
             self._counts.records += 1
-            if self._pending and self._pending[0] is slot:
-                self._changed.notify_all()
+            if self._is_awaited(slot):
+                self._came.notify_all()
         return used
 
     def _fail(self, slots: list[_Slot], error: BaseException) -> None:
-        with self._changed:
+        with self._lock:
             for slot in slots:
                 slot.error = error
-            self._changed.notify_all()
+            self._came.notify_all()
 
 
 def server_of(sample_id: bytes, num_servers: int) -> int:
