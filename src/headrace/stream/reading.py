@@ -85,7 +85,7 @@ class Reading:
         self._num_slots = 0
         self._held = self._promised = 0  # bytes that have come, and that requests may bring
         self._missing = 0  # pending slots that have not come
-        self._mean = float(_FIRST_GUESS)
+        self._mean: float | None = None  # bytes of a record, when one has come
         self._exhausted = self._closed = False
         for lane in self._lanes:
             for _ in range(IN_FLIGHT):
@@ -127,7 +127,7 @@ class Reading:
 
     def _pull(self) -> None:
         """Take positions until what they are expected to bring fills the bound, and leave them to be asked for."""
-        while not self._exhausted and (not self._pending or self._ahead() + self._mean <= self._bound):
+        while not self._exhausted and (not self._pending or self._ahead() <= self._bound):
             position = next(self._positions, None)
             with self._lock:
                 if position is None:
@@ -144,7 +144,8 @@ class Reading:
                     self._askable.notify_all()
 
     def _ahead(self) -> float:
-        return self._held + self._missing * self._mean
+        """Bytes that are held, and that one position more than those taken would bring."""
+        return self._held + (self._missing + 1) * (self._mean or _FIRST_GUESS)
 
     def _ended(self, work: Future[None]) -> None:
         """A fault of ours must not leave the consumer waiting."""
@@ -155,11 +156,24 @@ class Reading:
             self._fail(pending, error)
 
     def _work(self, lane: _Lane) -> None:
-        """Ask one server for whatever comes next, until this pass ends or has an error."""
-        while slots := self._taken(lane):
-            slots = self._fetch(lane.link, slots)
+        """Ask one server for whatever comes next, until this pass ends."""
+        tries = 0  # requests that failed since the last that brought something
+        while (slots := self._taken(lane)) and self._admitted(slots[0]):
+            if not tries:
+                lane.link.note_progress()  # what it did before this request does not count
+            try:
+                came = self._ask(lane.link, slots)
+                tries = 0
+            except (grpc.RpcError, StreamError) as exc:
+                came = next((k for k, slot in enumerate(slots) if not slot.filled), len(slots))
+                tries = 0 if came else tries + 1
+                try:
+                    lane.link.trouble(exc, tries)
+                except StreamError as final:
+                    self._fail(slots[came:], final)
+                    continue
             with self._lock:
-                lane.put(slots)
+                lane.put(slots[came:])
                 self._askable.notify_all()
 
     def _taken(self, lane: _Lane) -> list[_Slot]:
@@ -173,25 +187,8 @@ class Reading:
         return []
 
     def _a_request(self) -> int:
-        """How many positions one asks for."""
-        return min(MAX_POSITIONS, max(1, int(self._request_bytes / self._mean)))
-
-    def _fetch(self, link: Link, slots: list[_Slot]) -> list[_Slot]:
-        """Ask until some slots are filled. Returns: those that are not; none where this ended, with an error or not."""
-        tries = 0
-        link.note_progress()  # what it did before this request does not count
-        while slots and self._admitted(slots[0]):
-            try:
-                return slots[self._ask(link, slots) :]
-            except (grpc.RpcError, StreamError) as exc:
-                came = next((k for k, slot in enumerate(slots) if not slot.filled), len(slots))
-                slots, tries = slots[came:], 0 if came else tries + 1
-                try:
-                    link.trouble(exc, tries)
-                except StreamError as final:
-                    self._fail(slots, final)
-                    return []
-        return []
+        """How many positions one asks for: the first ones, for a single record, to learn how large they are."""
+        return 1 if self._mean is None else min(MAX_POSITIONS, max(1, int(self._request_bytes / self._mean)))
 
     def _is_awaited(self, slot: _Slot) -> bool:
         return bool(self._pending) and self._pending[0] is slot
@@ -245,8 +242,8 @@ class Reading:
             self._held += slot.num_bytes
             self._promised -= used
             self._missing -= 1
-            self._mean += 0.1 * (slot.num_bytes - self._mean) if self._counts.records else slot.num_bytes - self._mean
-            self._mean = max(self._mean, 1.0)
+            mean = slot.num_bytes if self._mean is None else self._mean + 0.1 * (slot.num_bytes - self._mean)
+            self._mean = max(mean, 1.0)
             self._counts.records += 1
             if self._is_awaited(slot):
                 self._came.notify_all()
