@@ -7,7 +7,7 @@ and `screen.svg`, τ against bytes. Codecs that are done are not done again.
 A drafter that was trained on the codec's own coordinates can do better than this one: what the screen passes is safe,
 what it fails may still be worth training.
 
-usage: screen.py RUN_FOLDER OUT [--codecs NAME …] [--heldout N]
+usage: screen.py RUN_FOLDER OUT [--drafter FOLDER] [--codecs NAME …] [--heldout N]
 """
 
 import argparse
@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--codecs", nargs="*")
     parser.add_argument("--heldout", type=int, default=40)
+    parser.add_argument("--drafter", type=Path, help="trained on raw taps; else the one that the run exported")
     parser.add_argument("--model", default="demo")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -145,7 +146,7 @@ def main() -> None:
         fitted_on, heldout = Slice(folder, False, FIT_TOKENS), Slice(folder, True, 10**9)
         raw = fitted_on.codec.spec
         moments = measure_moments(fitted_on)
-        drafter = load_stock(folder.export).float().eval()
+        drafter = load_stock(args.drafter or folder.export).float().eval()
         model = target_folder(args.model)
         head = load_head(model, load_config(model)).to("cpu", torch.float32)
         rows = heldout.rows[: args.heldout]

@@ -6,11 +6,14 @@ the recovered share (τ - none) / (raw - none) and the ratio τ / raw with boots
 `frontier.svg`. One arm at a time, in any order; a killed one goes on from its last checkpoint, so that the experiment
 may be spread over many sessions.
 
+Arms `fc:RxB` keep the directions that a pilot reads: a drafter trained on raw taps with another seed, which the screen
+reads too. It lies in OUT/pilot, is made where it is missing (--pilot STEPS), and may be another folder (--drafter).
+
 Pairing: every parameter but fc is drawn by seed and name; fc is drawn once, over scaled raw taps, and an arm with
 directions P begins at fc P'. Samples, their order and their anchors are those of the seed. Arms read what a store in
 that codec would give them: states are encoded and decoded as they are read.
 
-usage: train.py RUN_FOLDER OUT --steps N [--seeds K …] [--arms NAME …] [--drafter FOLDER]
+usage: train.py RUN_FOLDER OUT --steps N [--seeds K …] [--arms NAME …] [--pilot STEPS] [--drafter FOLDER]
 """
 
 import argparse
@@ -34,7 +37,8 @@ from headrace.codec.spec import CodecSpec
 from headrace.config import RunFolder, load_run_file
 from headrace.drafter.acceptance import teacher_forced
 from headrace.drafter.model import Drafter
-from headrace.drafter.stock import load_stock
+from headrace.drafter.stock import CONFIG, load_stock
+from headrace.export.zlab import export_zlab
 from headrace.files import append_json_line, write_atomic, write_json
 from headrace.train.assemble import Parts, assemble
 from headrace.train.batches import Reader, training_steps
@@ -48,7 +52,8 @@ FIT_TOKENS = 100_000
 SAVE_S = 240.0
 HELD_OUT = 60
 CONTROLS = ("raw", "raw-unscaled", "full", "fp8", "3-taps", "none")
-FINALISTS = ("pca:576x4", "pca:288x4", "pca:144x4", "pca:72x4")
+FINALISTS = ("fc:288x4", "pca:288x4", "fc:144x4", "pca:144x4", "fc:72x4")
+PILOT_SEED = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +190,22 @@ def train_arm(parts: Parts, arm: Arm, inverse_rms_L: torch.Tensor, num_steps: in
     return drafter.eval()
 
 
+def parts_of(folder: RunFolder, settings: list[str], seed: int) -> Parts:
+    """What an arm of a seed trains with."""
+    flags = ["train.epochs=1000", "train.threads=1", *settings, f"train.seed={seed}", f"order.seed={seed}"]
+    return assemble(load_run_file(None, flags).run, folder, True)
+
+
+def train_pilot(folder: RunFolder, settings: list[str], inverse_rms_L: torch.Tensor, num_steps: int, out: Path) -> None:
+    """A drafter on raw taps, of a seed that no arm has; written as a stock folder."""
+    parts, arm = parts_of(folder, settings, PILOT_SEED), Arm("raw", None)
+    where = out.with_suffix(".pt")
+    with numerics(1):
+        export_zlab(train_arm(parts, arm, inverse_rms_L, num_steps, where), out)
+    parts.close()
+    where.unlink()
+
+
 def _save(where: Path, drafter: Drafter, optimizer: torch.optim.Optimizer, step: int, epoch: int, place: int) -> None:
     out = io.BytesIO()
     content: Mapping[str, Any] = {"weights": drafter.state_dict(), "moments": moments(optimizer, drafter)}
@@ -213,21 +234,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--arms", nargs="+", default=[*CONTROLS, *FINALISTS])
-    parser.add_argument("--drafter", type=Path)
+    parser.add_argument("--pilot", type=int, default=0, help="steps of the pilot, where there is none")
+    parser.add_argument("--drafter", type=Path, help="whose fc is read, instead of the pilot's")
     parser.add_argument("--set", action="append", default=[], help="train.anchors=16 and the like")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     lines = args.out / "results.jsonl"
     folder = RunFolder(args.run)
-    fc_HW = None if args.drafter is None else load_stock(args.drafter).fc.weight.detach()
     fitted_on, heldout = Slice(folder, False, FIT_TOKENS), Slice(folder, True, 10**9)
     raw = fitted_on.codec.spec
+    pilot = args.drafter or args.out / "pilot"
+    if args.pilot and not (pilot / CONFIG).exists():
+        train_pilot(folder, args.set, measure_moments(fitted_on).inverse_rms_L, args.pilot, pilot)
+    fc_HW = load_stock(pilot).fc.weight.detach().float() if (pilot / CONFIG).exists() else None
     wanted, inverse_rms_L = arms(args.arms, raw, fitted_on, fc_HW)
     rows = heldout.rows[:HELD_OUT]
     states = [own for _, (_, own) in zip(rows, heldout(), strict=False)]
     for seed in args.seeds:
-        flags = ["train.epochs=1000", "train.threads=1", *args.set, f"train.seed={seed}", f"order.seed={seed}"]
-        parts = assemble(load_run_file(None, flags).run, folder, True)
+        parts = parts_of(folder, args.set, seed)
         judge = Judge(Drafter(parts.shape, 0), parts.head, [heldout.prepared.sample(row) for row in rows], states)
         for arm in wanted:
             done = [json.loads(x) for x in lines.read_text().splitlines()] if lines.exists() else []

@@ -87,6 +87,9 @@ def known_roles(roles: dict[str, str]) -> dict[str, str]:
     return roles
 
 
+DEMO_DATA = "demo"  # the path of the built-in prompts
+
+
 class DataSource(Strict):
     """One source of chats, where a plain path does not say enough."""
 

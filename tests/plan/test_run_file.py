@@ -41,9 +41,10 @@ def test_chats_are_sampled_before_there_is_a_prepared_set(tmp_path: Path) -> Non
     assert run_inputs(cfg, RunFolder(tmp_path))["chats"] == chats
 
 
-def test_two_files_of_chats_need_a_prepared_set(tmp_path: Path) -> None:
-    cfg = RunFile.model_validate({"prepare": {"data": ["a.jsonl", "b.jsonl"]}})
-    with pytest.raises(PlanError, match="headrace prepare"):
+@pytest.mark.parametrize(("data", "found"), [(["a.jsonl", "b.jsonl"], "2 files"), (["demo"], "the built-in prompts")])
+def test_two_files_and_built_in_prompts_need_a_prepared_set(tmp_path: Path, data: list[str], found: str) -> None:
+    cfg = RunFile.model_validate({"prepare": {"data": data}})
+    with pytest.raises(PlanError, match=rf"{found} in prepare.data(.|\n)*headrace prepare"):
         run_inputs(cfg, RunFolder(tmp_path))
     assert "prepared" not in run_inputs(cfg, RunFolder(tmp_path), with_samples=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.config import RunFile, RunFolder
 from headrace.errors import ConfigError, PlanError
 from headrace.files import read_json, read_stage, stage_seconds
-from headrace.kinds import DataSource
+from headrace.kinds import DEMO_DATA, DataSource
 from headrace.plan.measure import finite
 
 PLAN = "plan.json"
@@ -46,11 +46,13 @@ def run_inputs(cfg: RunFile, folder: RunFolder, with_samples: bool = True) -> di
 def _samples(cfg: RunFile, folder: RunFolder) -> dict[str, Any]:
     if (folder.prepared / "manifest.json").is_file():
         return {"prepared": folder.prepared}
-    if len(cfg.prepare.data) == 1:
-        return {"chats": Path(DataSource.of(cfg.prepare.data[0]).path), "heldout_share": cfg.prepare.heldout_fraction}
+    paths = [DataSource.of(given).path for given in cfg.prepare.data]
+    if len(paths) == 1 and paths[0] != DEMO_DATA:
+        return {"chats": Path(paths[0]), "heldout_share": cfg.prepare.heldout_fraction}
+    given = "the built-in prompts" if paths == [DEMO_DATA] else f"{len(paths)} files"
     raise PlanError(
         "a prepared set, or one file of chats to estimate from",
-        f"no {folder.prepared} and {len(cfg.prepare.data)} files in prepare.data",
+        f"no {folder.prepared}, and {given} in prepare.data",
         "run `headrace prepare` and `headrace regenerate` first, or give --samples and --mean-tokens",
     )
 

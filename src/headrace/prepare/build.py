@@ -18,8 +18,8 @@ import xxhash
 from headrace.config import PrepareConfig, RunFile, RunFolder
 from headrace.errors import PrepareError
 from headrace.files import Stage
-from headrace.kinds import DataSource
-from headrace.prepare.chats import DEMO, Chat, read_chats, written
+from headrace.kinds import DEMO_DATA, DataSource
+from headrace.prepare.chats import Chat, read_chats, written
 from headrace.prepare.demo import demo_prompts
 from headrace.prepare.grow import Growth
 from headrace.prepare.kept import NotKept, check_kept
@@ -355,7 +355,7 @@ def _data(cfg: PrepareConfig) -> dict[str, Any]:
 
     def told(given: str | DataSource) -> list[Any]:
         source = DataSource.of(given)
-        if source.path == DEMO:
+        if source.path == DEMO_DATA:
             content = digest(json.dumps(demo_prompts(cfg.num_demo_prompts)).encode()).hex()
         else:
             content = content_digest(source)

@@ -15,12 +15,11 @@ from typing import Any
 import xxhash
 
 from headrace.errors import PrepareError
-from headrace.kinds import DataSource
+from headrace.kinds import DEMO_DATA, DataSource
 from headrace.prepare.demo import demo_prompts
 from headrace.prepare.layouts import THINKING_FIELDS, Read, UnknownLayout, read_row
 from headrace.prepare.rows import read_rows, source_name
 
-DEMO = "demo"
 TEXT_FIELDS = ("content", *THINKING_FIELDS)
 
 
@@ -59,7 +58,7 @@ def read_chats(
     Raises: PrepareError for a source that cannot be read or is empty, a broken line, an unknown layout or role.
     """
     for source in map(DataSource.of, data):
-        chats = _demo(num_demo_prompts) if source.path == DEMO else _chats(source, roles or {})
+        chats = _demo(num_demo_prompts) if source.path == DEMO_DATA else _chats(source, roles or {})
         if source.weight < 1:
             chats = (chat for chat in chats if _taken(chat, source.weight))
         yield from islice(chats, source.max_chats)
