@@ -105,7 +105,7 @@ class FolderShards(_InFolder[_File]):
 
 
 class MappedShards(_InFolder[memoryview]):
-    """Shards of a states folder, mapped whole; implements `Shards`. Writing to a view changes the view alone."""
+    """Shards of a states folder, mapped whole; implements `Shards`. Writing to a view does not reach the file."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, _map)

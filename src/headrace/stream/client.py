@@ -44,11 +44,12 @@ class StreamSource:
         self._manifest: dict[str, Any] | None = None
         self._committed: Position | None = None
         self._counts = Counts()
+        self._passes: set[Reading] = set()  # open ones
         self._began = time.monotonic()
         self.sight = Sight(self.figures, reader_look, log)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_links": None}
+        return {**self.__dict__, "_links": None, "_passes": set()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -81,6 +82,7 @@ class StreamSource:
 
         sizes = (self._cfg.read_ahead_bytes, self._cfg.request_bytes)
         with closing(Reading(iter(positions), self._links, ticket, sizes, self._counts)) as reading:
+            self._passes.add(reading)
             try:
                 for item in reading:
                     yield item
@@ -88,6 +90,8 @@ class StreamSource:
             except StreamError:
                 self._check_identity()
                 raise
+            finally:
+                self._passes.discard(reading)
 
     def holes(self) -> Mapping[int, Hole]:
         """Holes that the servers have declared so far, by row."""
@@ -119,7 +123,9 @@ class StreamSource:
         return {**own, "retries": retries, "seconds": time.monotonic() - self._began}
 
     def close(self) -> None:
-        """Tell the servers what was committed last, once, and end every call; safe to call twice."""
+        """Tell the servers what was committed last, once, and end every pass and call; safe to call twice."""
+        for reading in list(self._passes):
+            reading.close()
         if self._committed is not None:
             for link in self._links:
                 link.tell("commit", encode_commit(self._reader, self._committed), _FAREWELL_S)

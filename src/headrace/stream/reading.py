@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -24,6 +23,7 @@ from headrace.stream.messages import encoded
 from headrace.stream.wire import MAX_POSITIONS, Ticket, Unpacking, check_item
 
 IN_FLIGHT = 2
+_MOST_PENDING = 16 * MAX_POSITIONS  # positions taken ahead, however small their records are
 _FIRST_GUESS = 256 * 1024  # bytes of a record, before any has come
 
 
@@ -51,10 +51,9 @@ class _Slot:
 
 @dataclass(eq=False)
 class _Lane:
-    """One server: its link, the threads that ask it, and a heap of positions that are not asked for."""
+    """One server: its link, and a heap of positions that are not asked for."""
 
     link: Link
-    threads: ThreadPoolExecutor
     open: list[_Slot] = field(default_factory=list)
 
     def put(self, slots: Sequence[_Slot]) -> None:
@@ -78,7 +77,7 @@ class Reading:
         self._positions, self._ticket, self._counts = positions, ticket, counts
         self._bound, wanted = sizes
         self._request_bytes = max(1, min(wanted, self._bound // (2 * IN_FLIGHT)))
-        self._lanes = [_Lane(link, ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="headrace-ask")) for link in links]
+        self._lanes = [_Lane(link) for link in links]
         self._lock = threading.Lock()
         self._came, self._askable = threading.Condition(self._lock), threading.Condition(self._lock)
         self._pending: deque[_Slot] = deque()
@@ -87,9 +86,11 @@ class Reading:
         self._missing = 0  # pending slots that have not come
         self._mean: float | None = None  # bytes of a record, when one has come
         self._exhausted = self._closed = False
+        self._fault: BaseException | None = None  # of ours, which ended a thread
         for lane in self._lanes:
             for _ in range(IN_FLIGHT):
-                lane.threads.submit(self._work, lane).add_done_callback(self._ended)
+                # A pass that nobody closes must not keep the process from ending.
+                threading.Thread(target=self._guarded, args=(lane,), name="headrace-ask", daemon=True).start()
 
     def __iter__(self) -> Iterator[Record | Hole]:
         while True:
@@ -104,21 +105,18 @@ class Reading:
             self._closed = True
             self._came.notify_all()
             self._askable.notify_all()
-        for lane in self._lanes:
-            lane.threads.shutdown(wait=False, cancel_futures=True)
 
     def _next(self) -> Record | Hole:
         slot = self._pending[0]
         began = time.monotonic()
         with self._lock:
-            while slot.item is None and slot.error is None:
+            while slot.item is None and slot.error is None and self._fault is None and not self._closed:
                 self._askable.notify_all()  # it may be asked for now, whatever is held
                 self._came.wait()
             self._counts.waited_s += time.monotonic() - began
             self._pending.popleft()
             if slot.item is None:
-                assert slot.error is not None
-                raise slot.error
+                raise slot.error or self._fault or StreamError("a pass that is open", "it was closed", "begin another")
             self._held -= slot.num_bytes
             item, slot.item = slot.item, None  # a request that has ended may hold its slots until rubbish is collected
             if self._has_room():
@@ -127,7 +125,7 @@ class Reading:
 
     def _pull(self) -> None:
         """Take positions until what they are expected to bring fills the bound, and leave them to be asked for."""
-        while not self._exhausted and (not self._pending or self._ahead() <= self._bound):
+        while not self._exhausted and (not self._pending or self._may_pull()):
             position = next(self._positions, None)
             with self._lock:
                 if position is None:
@@ -143,26 +141,28 @@ class Reading:
                 if len(lane.open) >= self._a_request():
                     self._askable.notify_all()
 
-    def _ahead(self) -> float:
-        """Bytes that are held, and that one position more than those taken would bring."""
-        return self._held + (self._missing + 1) * (self._mean or _FIRST_GUESS)
+    def _may_pull(self) -> bool:
+        """Whether one position more than those taken would still fit."""
+        ahead = self._held + (self._missing + 1) * (self._mean or _FIRST_GUESS)
+        return ahead <= self._bound and len(self._pending) < _MOST_PENDING
 
-    def _ended(self, work: Future[None]) -> None:
+    def _guarded(self, lane: _Lane) -> None:
         """A fault of ours must not leave the consumer waiting."""
-        error = None if work.cancelled() else work.exception()
-        if error is not None:
+        try:
+            self._work(lane)
+        except BaseException as fault:
             with self._lock:
-                pending = [slot for slot in self._pending if not slot.filled]
-            self._fail(pending, error)
+                self._fault = fault
+                self._came.notify_all()
 
     def _work(self, lane: _Lane) -> None:
-        """Ask one server for whatever comes next, until this pass ends."""
+        """Ask one server for whatever comes next, until this pass ends or the server refuses for good."""
         tries = 0  # requests that failed since the last that brought something
-        while (slots := self._taken(lane)) and self._admitted(slots[0]):
+        while (slots := self._taken(lane)) and (promised := self._admitted(slots[0])):
             if not tries:
                 lane.link.note_progress()  # what it did before this request does not count
             try:
-                came = self._ask(lane.link, slots)
+                came = self._ask(lane.link, slots, promised)
                 tries = 0
             except (grpc.RpcError, StreamError) as exc:
                 came = next((k for k, slot in enumerate(slots) if not slot.filled), len(slots))
@@ -171,7 +171,7 @@ class Reading:
                     lane.link.trouble(exc, tries)
                 except StreamError as final:
                     self._fail(slots[came:], final)
-                    continue
+                    return
             with self._lock:
                 lane.put(slots[came:])
                 self._askable.notify_all()
@@ -193,27 +193,34 @@ class Reading:
     def _is_awaited(self, slot: _Slot) -> bool:
         return bool(self._pending) and self._pending[0] is slot
 
-    def _admitted(self, slot: _Slot) -> bool:
-        """Wait until there is room for another request, or the consumer waits for this very slot. False: closed."""
+    def _admitted(self, slot: _Slot) -> int:
+        """Wait until there is room for another request, or the consumer waits for this very slot.
+
+        Returns: bytes that it may bring, which now count as promised; 0 when this is closed.
+        """
         with self._lock:
             while not self._closed:
                 if self._has_room() or self._is_awaited(slot):
-                    self._promised += self._request_bytes
-                    return True
+                    self._promised += self._to_promise()
+                    return self._to_promise()
                 self._askable.wait()
-        return False
+        return 0
 
     def _has_room(self) -> bool:
-        return self._held + self._promised + self._request_bytes <= self._bound
+        """Not before it is known how large a record is: then only what is waited for is asked for."""
+        return self._mean is not None and self._held + self._promised + self._to_promise() <= self._bound
 
-    def _ask(self, link: Link, slots: list[_Slot]) -> int:
+    def _to_promise(self) -> int:
+        return max(self._request_bytes, int(self._mean or 0))
+
+    def _ask(self, link: Link, slots: list[_Slot], promised: int) -> int:
         """One request. Returns: how many of the slots it filled, the first of them."""
         positions = [slot.position for slot in slots]
         request = encoded({1: self._ticket(positions, self._request_bytes).encode()})
         self._counts.requests += 1
         parts: list[Segment] = []
         unpacking = Unpacking()
-        came, promised = 0, self._request_bytes
+        came = 0
         try:
             for message in link.attempt("DoGet", request):
                 self._counts.wire_bytes += len(message)
@@ -242,8 +249,9 @@ class Reading:
             self._held += slot.num_bytes
             self._promised -= used
             self._missing -= 1
-            mean = slot.num_bytes if self._mean is None else self._mean + 0.1 * (slot.num_bytes - self._mean)
-            self._mean = max(mean, 1.0)
+            if isinstance(item, Record):
+                mean = slot.num_bytes if self._mean is None else self._mean + 0.1 * (slot.num_bytes - self._mean)
+                self._mean = max(mean, 1.0)
             self._counts.records += 1
             if self._is_awaited(slot):
                 self._came.notify_all()
