@@ -62,6 +62,20 @@ class _Lane:
             heappush(self.open, slot)
 
 
+class _Telling:
+    """Hands a fault of a thread over, instead of printing it."""
+
+    def __init__(self, told: Callable[[BaseException], None]) -> None:
+        self._told = told
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, fault: BaseException | None, _trace: object) -> bool:
+        if fault is not None:
+            self._told(fault)
+        return True
+
+
 class Reading:
     """An iterator over the items of positions; close it to end its requests."""
 
@@ -90,7 +104,7 @@ class Reading:
         for lane in self._lanes:
             for _ in range(IN_FLIGHT):
                 # A pass that nobody closes must not keep the process from ending.
-                threading.Thread(target=self._guarded, args=(lane,), name="headrace-ask", daemon=True).start()
+                threading.Thread(target=self._work, args=(lane,), name="headrace-ask", daemon=True).start()
 
     def __iter__(self) -> Iterator[Record | Hole]:
         while True:
@@ -146,17 +160,18 @@ class Reading:
         ahead = self._held + (self._missing + 1) * (self._mean or _FIRST_GUESS)
         return ahead <= self._bound and len(self._pending) < _MOST_PENDING
 
-    def _guarded(self, lane: _Lane) -> None:
+    def _ended(self, fault: BaseException) -> None:
         """A fault of ours must not leave the consumer waiting."""
-        try:
-            self._work(lane)
-        except BaseException as fault:
-            with self._lock:
-                self._fault = fault
-                self._came.notify_all()
+        with self._lock:
+            self._fault = fault
+            self._came.notify_all()
 
     def _work(self, lane: _Lane) -> None:
         """Ask one server for whatever comes next, until this pass ends or the server refuses for good."""
+        with _Telling(self._ended):
+            self._ask_all(lane)
+
+    def _ask_all(self, lane: _Lane) -> None:
         tries = 0  # requests that failed since the last that brought something
         while (slots := self._taken(lane)) and (promised := self._admitted(slots[0])):
             if not tries:
