@@ -31,7 +31,7 @@ from screen import Judge, codec_of
 
 from headrace.calibrate import Slice
 from headrace.codec.base import Codec, RawCodec
-from headrace.codec.fit import measure_moments
+from headrace.codec.fit import Moments, measure_moments
 from headrace.codec.quantised import QuantisedCodec
 from headrace.codec.spec import CodecSpec
 from headrace.config import RunFolder, load_run_file
@@ -96,9 +96,17 @@ class Through:
         return self.arm.codec.features(self.arm.codec.encode(states_TLH), num_tokens)
 
 
-def arms(names: list[str], raw: CodecSpec, fitted_on: Slice, fc_HW: torch.Tensor | None) -> tuple[list[Arm], Any]:
-    """The arms by name, and the scale of each tap that all share."""
-    measured = measure_moments(fitted_on)
+def moments_of(fitted_on: Slice, path: Path) -> Moments:
+    """Of the slice that all arms are fitted on; measured once."""
+    if not path.exists():
+        out = io.BytesIO()
+        torch.save(vars(measure_moments(fitted_on)), out)
+        write_atomic(path, out.getvalue())
+    return Moments(**torch.load(path, weights_only=True))
+
+
+def arms(names: list[str], raw: CodecSpec, measured: Moments, fc_HW: torch.Tensor | None) -> list[Arm]:
+    """The arms by name."""
     found = []
     for name in names:
         if name in ("raw", "none"):
@@ -114,7 +122,7 @@ def arms(names: list[str], raw: CodecSpec, fitted_on: Slice, fc_HW: torch.Tensor
             if name.startswith("fc") and fc_HW is None:
                 raise SystemExit(f"{name} needs --drafter: whose fc is read")
             found.append(Arm(name, codec_of(name, raw, measured, torch.zeros(0) if fc_HW is None else fc_HW)))
-    return found, measured.inverse_rms_L
+    return found
 
 
 def new_drafter(parts: Parts, arm: Arm, inverse_rms_L: torch.Tensor, num_features: int) -> Drafter:
@@ -243,11 +251,12 @@ def main() -> None:
     folder = RunFolder(args.run)
     fitted_on, heldout = Slice(folder, False, FIT_TOKENS), Slice(folder, True, 10**9)
     raw = fitted_on.codec.spec
+    measured = moments_of(fitted_on, args.out / "moments.pt")
     pilot = args.drafter or args.out / "pilot"
     if args.pilot and not (pilot / CONFIG).exists():
-        train_pilot(folder, args.set, measure_moments(fitted_on).inverse_rms_L, args.pilot, pilot)
+        train_pilot(folder, args.set, measured.inverse_rms_L, args.pilot, pilot)
     fc_HW = load_stock(pilot).fc.weight.detach().float() if (pilot / CONFIG).exists() else None
-    wanted, inverse_rms_L = arms(args.arms, raw, fitted_on, fc_HW)
+    wanted = arms(args.arms, raw, measured, fc_HW)
     rows = heldout.rows[:HELD_OUT]
     states = [own for _, (_, own) in zip(rows, heldout(), strict=False)]
     for seed in args.seeds:
@@ -259,7 +268,7 @@ def main() -> None:
                 continue
             where = args.out / f"{arm.name.replace(':', '-')}-{seed}.pt"
             with numerics(1):
-                drafter = train_arm(parts, arm, inverse_rms_L, args.steps, where)
+                drafter = train_arm(parts, arm, measured.inverse_rms_L, args.steps, where)
                 found = judge_served(judge, served(drafter, arm, parts, raw))
             size = 0.0 if arm.name == "none" else _size(arm, raw)
             told = {"arm": arm.name, "seed": seed, "steps": args.steps, "bytes_per_token": round(size, 1)}
