@@ -4,7 +4,7 @@ In: a side's name and its arguments. Out: a serving side prints its port and ser
 prints bytes, records and seconds as JSON. Records hold random payloads, tokens x bytes a token; ours lie in a states
 folder, theirs in memory, and nobody checks theirs.
 
-usage: sides.py serve FOLDER ADDRESS TLS | read FOLDER SOURCE SECONDS TLS
+usage: sides.py serve FOLDER ADDRESS TLS [mapped] | read FOLDER SOURCE SECONDS TLS
        sides.py relay FOLDER PORT HOST DELAY
        sides.py sleep FOLDER SOURCE SECONDS TLS
        sides.py serve-flight FOLDER TLS | read-flight FOLDER PORT SECONDS TLS
@@ -26,6 +26,7 @@ from headrace.record import SCHEMA, Record, make_record, segment_spans, segment_
 from headrace.source import Position
 from headrace.store.folder_source import FolderSource
 from headrace.store.reader import StoreReader
+from headrace.store.shard_files import MappedShards
 from headrace.store.writer import StoreWriter
 from headrace.stream.client import StreamSource
 from headrace.stream.secrets import CERTIFICATE, KEY, TOKEN, make_files
@@ -50,11 +51,12 @@ def make_states(folder: Path, num_records: int, num_tokens: int, token_bytes: in
             writer.add(make_record(fake_sample(row, num_tokens), spans, payloads, writer.generation))
 
 
-def serve(folder: Path, address: str, tls: bool) -> None:
-    """Our server over the store."""
+def serve(folder: Path, address: str, tls: bool, mapped: bool = False) -> None:
+    """Our server over the store, its shards read or mapped."""
     cfg = ServeConfig(address=address)
     secrets = Secrets.read(cfg, folder / FILES)
-    server = Server(FolderSupply(FolderSource(folder / STATES, 4)), cfg, secrets if tls else Secrets(secrets.token))
+    source = FolderSource(StoreReader(folder / STATES, MappedShards(folder / STATES) if mapped else None), 4)
+    server = Server(FolderSupply(source), cfg, secrets if tls else Secrets(secrets.token))
     print(server.address.port, flush=True)
     signal.pause()
 
@@ -159,7 +161,7 @@ def main(side: str, folder: Path, *rest: str) -> None:
     tls = rest[-1] == "1"
     match side:
         case "serve":
-            serve(folder, rest[0], tls)
+            serve(folder, rest[0], rest[1] == "1", rest[2:] == ("mapped",))
         case "read":
             print(json.dumps(read(folder, rest[0], float(rest[1]), tls)))
         case "sleep":

@@ -121,6 +121,9 @@ class ServeConfig(Strict):
     max_calls: Int = Field(256, ge=4, description="calls at once; more are told to come again")
     stall_s: Float = Field(20.0, gt=0, description="a reader that takes nothing for so long is cut off; it asks again")
     metrics_port: Int | None = Field(None, ge=0, le=65535, description="Prometheus text at this port of loopback")
+    map_shards: bool = Field(
+        False, description="with --stored, map shards instead of reading them: faster; a failing disk ends the server"
+    )
     keep_share: Float | None = Field(
         None, ge=0, le=1, description="share of samples kept on disk; none means what store.max_bytes holds, or all"
     )

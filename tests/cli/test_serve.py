@@ -66,11 +66,11 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, 
         process.communicate()
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_a_store_is_served_until_the_server_is_stopped(tmp_path: Path, stop: signal.Signals) -> None:
+@pytest.mark.parametrize(("stop", "mapped"), [(signal.SIGTERM, "false"), (signal.SIGINT, "true")])
+def test_a_store_is_served_until_the_server_is_stopped(tmp_path: Path, stop: signal.Signals, mapped: str) -> None:
     make_store(tmp_path / "states")
     CliRunner().invoke(app, command(tmp_path, "--make-cert"))
-    own = command(tmp_path, "--stored", "--set", "serve.metrics_port=0")
+    own = command(tmp_path, "--stored", "--set", "serve.metrics_port=0", "--set", f"serve.map_shards={mapped}")
     with serving(*own) as (process, where):
         assert where["address"].startswith("grpc+tls://127.0.0.1:")
         source = StreamSource(where["address"], reader_config(tmp_path / "serve", tls=True))

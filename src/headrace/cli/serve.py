@@ -82,13 +82,11 @@ def _serve(run: "Run", stored: bool, as_json: bool) -> None:
 
 def _supply(run: "Run", stored: bool) -> "Supply":
     if stored:
-        from headrace.store.folder_source import FolderSource
         from headrace.store.remote import open_source
         from headrace.stream.supply import FolderSupply
 
-        if run.cfg.store.at is not None:
-            return FolderSupply(open_source(run.cfg.store.at, run.folder.states, 4), far=True)
-        return FolderSupply(FolderSource(run.folder.states, 1))
+        at = run.cfg.store.at
+        return FolderSupply(open_source(at, run.folder.states, 4, run.cfg.serve.map_shards), far=at is not None)
     from headrace.raw_slice import with_codec
     from headrace.stream.fill import FillSupply
 

@@ -1,9 +1,9 @@
 """One pass over positions: asked for ahead of the consumer, from one server or several, handed on in order.
 
 In: positions, links. Out: a record or a hole for each, in the order asked, whatever was cut, damaged or restarted on
-the way. Positions go to their servers in requests of about `request_bytes`, two in flight at each, the first that have
-not come first: what a request did not bring goes back to those that are not asked for. What is held and asked for stays
-within `read_ahead_bytes`, but the position that the consumer waits for is always asked for.
+the way. Positions go to their servers in requests of about `request_bytes`, three in flight at each, always the first
+that have not come: what a request did not bring goes back to those that are not asked for. What is held and asked for
+stays within `read_ahead_bytes`, but the position that the consumer waits for is always asked for.
 """
 
 import threading
@@ -22,7 +22,7 @@ from headrace.stream.link import Link
 from headrace.stream.messages import encoded
 from headrace.stream.wire import MAX_POSITIONS, Ticket, Unpacking, check_item
 
-IN_FLIGHT = 2
+IN_FLIGHT = 3
 _MOST_PENDING = 16 * MAX_POSITIONS  # positions taken ahead, however small their records are
 _FIRST_GUESS = 256 * 1024  # bytes of a record, before any has come
 
