@@ -35,6 +35,22 @@ def test_a_torn_last_line_is_left_out_and_cut_off(tmp_path: Path) -> None:
     assert set(read_failures(path)) == {1, 2}
 
 
+@pytest.mark.parametrize("bit", range(8))
+def test_a_damaged_newline_is_not_taken_for_a_torn_line(tmp_path: Path, bit: int) -> None:
+    path = tmp_path / "failures.jsonl"
+    for row in range(3):
+        append_failure(path, failure(row))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1 << bit
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="line 3"):
+        read_failures(path)
+    mend_failures(path)
+    assert path.read_bytes() == content
+    assert "1 damaged lines" in str(set_aside(path, tmp_path / "quarantine"))
+    assert sorted(read_failures(path)) == [0, 1]
+
+
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "failures.jsonl"
     for row in range(3):

@@ -35,7 +35,7 @@ def read_failures(path: Path) -> dict[int, Failure]:
 
     Raises: StoreError naming a line that is damaged.
     """
-    lines = enumerate(_whole_lines(path), start=1)
+    lines = enumerate(_lines(path)[0], start=1)
     return {failure.row: failure for failure in (_parse(line, f"{path} line {k}") for k, line in lines)}
 
 
@@ -50,13 +50,12 @@ def holes_of(failures: Mapping[int, Failure], has_record: Callable[[int], bool])
 
 def mend_failures(path: Path) -> None:
     """Cut off a torn last line, so that the next one starts on a line of its own. Needs the lock."""
-    if path.exists():
-        whole = sum(len(line) + 1 for line in _whole_lines(path))
-        if whole != path.stat().st_size:
-            file = AppendFile(path)
-            file.truncate(whole)
-            file.sync()
-            file.close()
+    _, torn = _lines(path)
+    if torn:
+        file = AppendFile(path)
+        file.truncate(path.stat().st_size - torn)
+        file.sync()
+        file.close()
 
 
 def set_aside(path: Path, quarantine: Path) -> str | None:
@@ -65,7 +64,7 @@ def set_aside(path: Path, quarantine: Path) -> str | None:
     Returns: a sentence about it; None where no line is damaged.
     """
     sound, damaged = [], []
-    for line in _whole_lines(path):
+    for line in _lines(path)[0]:
         try:
             _parse(line, str(path))
             sound.append(line)
@@ -99,12 +98,22 @@ def append_failure(path: Path, failure: Failure) -> None:
         fsync_folder(path.parent)
 
 
-def _whole_lines(path: Path) -> list[bytes]:
+def _lines(path: Path) -> tuple[list[bytes], int]:
+    """The lines of the file, and how many bytes of a torn one follow them.
+
+    A torn write never leaves a whole line with a byte behind it: that byte was its newline, and the line stands among
+    the others with it, so that it is found damaged.
+    """
     try:
         content = path.read_bytes() if path.exists() else b""
     except OSError as exc:
         raise StoreError(f"a readable {path}", exc.strerror or str(exc), "restore it, or remove it") from exc
-    return content.split(b"\n")[:-1]
+    *lines, end = content.split(b"\n")
+    try:
+        _parse(end[:-1], str(path))
+    except StoreError:
+        return lines, len(end)
+    return [*lines, end], 0
 
 
 def _parse(line: bytes, where: str) -> Failure:
