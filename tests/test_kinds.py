@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from headrace.config import PrepareConfig, load_run_file
 from headrace.errors import ConfigError
-from headrace.kinds import DataSource, greedy_or_warm, known_roles, plain
+from headrace.kinds import DataSource, ServeConfig, greedy_or_warm, known_roles, plain
 
 
 def test_a_path_stands_for_a_source_with_nothing_else_said() -> None:
@@ -40,6 +40,13 @@ def test_temperatures_are_zero_or_warm() -> None:
     assert greedy_or_warm(0.0) == 0.0
     with pytest.raises(ValueError, match="at least"):
         greedy_or_warm(0.001)
+
+
+@pytest.mark.parametrize("wrong", ["", "2", "0/2", "3/2", "a/b", "1/", "-1/2", "1/2/3"])
+def test_a_part_is_one_of_several(wrong: str) -> None:
+    assert ServeConfig(part="2/3").part == "2/3"
+    with pytest.raises(ValidationError, match="K/N"):
+        ServeConfig(part=wrong)
 
 
 def test_sources_of_a_run_file_read_back_as_they_were(tmp_path: Path) -> None:

@@ -23,6 +23,14 @@ def _no_truth(value: Any) -> Any:
     return value
 
 
+def one_of_several(value: str) -> str:
+    """K/N with K from 1 to N. Raises: ValueError."""
+    part, slash, parts = value.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise ValueError("K/N with K from 1 to N is needed, such as 2/3")
+    return value
+
+
 def greedy_or_warm(value: float) -> float:
     """A temperature: 0 or at least LOWEST_TEMPERATURE. Raises: ValueError."""
     if 0 < value < LOWEST_TEMPERATURE:
@@ -129,9 +137,10 @@ class ServeConfig(Strict):
     )
     ring_bytes: Int = Field(256 * MiB, gt=0, description="captured records held in memory for readers")
     workers: Int = Field(1, ge=1, description="processes that each run the target")
-    ahead: Int = Field(
-        256, ge=0, description="positions captured ahead of what readers ask for; 0 where servers share the samples"
+    part: Annotated[str, AfterValidator(one_of_several)] = Field(
+        "1/1", description="K/N: capture only the samples that readers ask of the K-th of N servers"
     )
+    ahead: Int = Field(256, ge=0, description="positions captured ahead of what readers ask for")
     capture_timeout_s: Float = Field(600.0, gt=0, description="a capture group that takes longer is captured anew")
 
 

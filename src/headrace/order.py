@@ -37,16 +37,20 @@ class CaptureGroup:
     padded_tokens: int
 
 
-def capture_groups(lengths: Ints, window_samples: int, group_tokens: int) -> list[CaptureGroup]:
+def capture_groups(
+    lengths: Ints, window_samples: int, group_tokens: int, own: npt.NDArray[np.bool_] | None = None
+) -> list[CaptureGroup]:
     """Group rows of similar length inside each window, at most `group_tokens` padded tokens a group (or one sample).
 
     Args:
         lengths: int64 [N], tokens of each row.
         group_tokens: members x longest member.
+        own: bool [N], rows that are captured at all; None means every one.
     """
     groups: list[CaptureGroup] = []
     for w, window in enumerate(windows(len(lengths), window_samples)):
         rows = np.arange(window.start, window.stop)
+        rows = rows if own is None else rows[own[rows]]
         longest_first = rows[np.argsort(-lengths[rows], kind="stable")]
         start = index = 0
         while start < len(longest_first):
@@ -145,7 +149,7 @@ def share_within(sample_ids: Iterable[bytes], sizes: Iterable[float], max_bytes:
 
 
 def group_of_rows(groups: Sequence[CaptureGroup], num_rows: int) -> Ints:
-    """int64 [N]: for each row, which of `groups` captures it."""
+    """int64 [N]: for each row, which of `groups` captures it; -1 for none."""
     found = np.full(num_rows, -1, dtype=np.int64)
     for k, group in enumerate(groups):
         found[list(group.rows)] = k

@@ -18,8 +18,8 @@ class Clock:
         return self.now
 
 
-def demand(ahead: int = 3, clock: Clock | None = None) -> Demand:
-    return Demand(LENGTHS, ELIGIBLE, ORDER, 20, 2, ahead, clock or Clock())
+def demand(ahead: int = 3, clock: Clock | None = None, own: np.ndarray | None = None) -> Demand:
+    return Demand(LENGTHS, ELIGIBLE, ORDER, 20, 2, ahead, own, clock or Clock())
 
 
 def rows(epoch: int) -> list[int]:
@@ -44,10 +44,20 @@ def test_the_last_epoch_ends_what_follows() -> None:
     assert list(own.pending()) == [key(1, 8)]
 
 
-def test_nothing_follows_where_servers_share_the_samples() -> None:
+def test_nothing_follows_without_ahead() -> None:
     own = demand(ahead=0)
     own.ask([key(0, 1)])
     assert list(own.pending()) == [key(0, 1)]
+
+
+def test_what_other_servers_have_is_in_no_group_and_never_follows() -> None:
+    mine = np.arange(10) % 2 == 0
+    own = demand(ahead=9, own=mine)
+    assert sorted(row for group in own.groups for row in group.rows) == [0, 2, 4, 6, 8]
+    assert [own.group(row) for row in (1, 3)] == [-1, -1]
+    first = next(place for place in range(9) if mine[rows(0)[place]])
+    own.ask([key(0, first)])
+    assert {row for _, _, row in own.pending()} <= {0, 2, 4, 6, 8}
 
 
 def test_a_position_of_another_order_is_held_by_its_row() -> None:

@@ -12,15 +12,21 @@ import pytest
 
 from headrace.config import RunFile
 from headrace.errors import CaptureError, ConfigError, StreamError
+from headrace.kinds import ServeConfig
 from headrace.order import CaptureGroup, is_kept
 from headrace.prepare.prepared import PreparedSet
 from headrace.record import Record, Sample, digest, make_record
 from headrace.source import Hole, Position
 from headrace.store.manifest import Manifest
+from headrace.stream.client import StreamSource
 from headrace.stream.fill import FillSupply
+from headrace.stream.reading import server_of
+from headrace.stream.secrets import make_files
+from headrace.stream.server import Secrets, Server
 from headrace.stream.worker import Failed, GroupWorker, WorkerDied
 from headrace.testing.states import fake_manifest
 from tests.stream.filling import LENGTHS, WAIT_S, Notes, content, heldout_positions, new_run, positions, read, spoil
+from tests.stream.serving import reader_config
 
 
 def made(sample: Sample, group: CaptureGroup, generation: int) -> Record:
@@ -105,6 +111,46 @@ def test_every_position_comes_in_order_with_the_bytes_of_its_group(tmp_path: Pat
     assert all(is_kept(stage.prepared.sample_id(row), share) for row in kept)
     assert supply.manifest()["identity"] == fake_manifest().identity()
     supply.close()
+
+
+def test_servers_that_share_a_run_capture_each_sample_once(tmp_path: Path) -> None:
+    captured: list[list[int]] = []
+    for part in (1, 2, 3):
+        own: list[int] = []
+        stage = Stage(tmp_path / str(part), own.append, keep_share=1.0, part=f"{part}/3", ahead=8)
+        supply = stage.open()
+        for epoch in range(2):
+            mine = [p for p in stage.epoch(epoch) if server_of(p.id, 3) == part - 1]
+            assert [content(item) for item in read(supply, mine)] == stage.expected(supply, mine)
+        other = next(p for p in stage.epoch(0) if server_of(p.id, 3) != part - 1)
+        with pytest.raises(StreamError, match=rf"samples of part {part}/3(.|\n)*serve.part"):
+            supply.take([other], 10**6, WAIT_S)
+        supply.close()
+        captured.append(own)
+    eligible = {p.row for p in stage.epoch(0)}
+    assert all(len(own) == len(set(own)) for own in captured)  # nothing twice
+    assert eligible <= {row for own in captured for row in own}
+    assert sum(map(len, captured)) == len({row for own in captured for row in own})  # nothing by two of them
+
+
+def test_a_reader_has_an_epoch_from_the_parts_of_two_servers(tmp_path: Path) -> None:
+    make_files(tmp_path / "serve", [])
+    secrets = Secrets(Secrets.read(ServeConfig(), tmp_path / "serve").token)
+    stages = [Stage(tmp_path / str(part), part=f"{part}/2") for part in (1, 2)]
+    supplies = [stage.open() for stage in stages]
+    servers = [Server(supply, ServeConfig(address="127.0.0.1:0"), secrets) for supply in supplies]
+    addresses = [str(server.address) for server in servers]
+    wanted = stages[0].epoch(0)
+    source = StreamSource(",".join(addresses), reader_config(tmp_path / "serve"))
+    assert [item.row for item in source.records(wanted)] == [position.row for position in wanted]
+    source.close()
+    swapped = StreamSource(",".join(reversed(addresses)), reader_config(tmp_path / "serve"))
+    with pytest.raises(StreamError, match=r"order of their serve\.part"):
+        list(swapped.records(wanted))
+    swapped.close()
+    for server, supply in zip(servers, supplies, strict=True):
+        server.close()
+        supply.close()
 
 
 def test_a_restart_goes_on_from_what_is_kept(tmp_path: Path) -> None:

@@ -40,10 +40,15 @@ class Demand:
         group_tokens: int,
         epochs: int,
         ahead: int,
+        own: npt.NDArray[np.bool_] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: ahead: positions that follow what was asked for last, and are needed without being asked for."""
-        self.groups = capture_groups(lengths, order.window_samples, group_tokens)
+        """Args: ahead: positions that follow what was asked for last, and are needed without being asked for.
+
+        own: rows that are captured here; None means every one.
+        """
+        self._own = np.ones(len(lengths), np.bool_) if own is None else own
+        self.groups = capture_groups(lengths, order.window_samples, group_tokens, own)
         self._group_of = group_of_rows(self.groups, len(lengths))
         self._eligible, self._order, self._num_epochs, self._ahead = eligible, order, epochs, ahead
         self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
@@ -105,7 +110,7 @@ class Demand:
         (epoch, place, _), left = self._last, self._ahead
         while left > 0 and epoch < self._num_epochs:
             rows = self._epoch(epoch).rows[place + 1 : place + 1 + left]
-            yield from ((epoch, place + 1 + k, int(row)) for k, row in enumerate(rows))
+            yield from ((epoch, place + 1 + k, int(row)) for k, row in enumerate(rows) if self._own[row])
             left -= len(rows)
             epoch, place = epoch + 1, -1
 

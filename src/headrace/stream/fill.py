@@ -27,6 +27,7 @@ from headrace.store.manifest import Manifest
 from headrace.store.reader import DamagedRecord
 from headrace.stream.demand import Demand
 from headrace.stream.kept import KeptRecords
+from headrace.stream.reading import server_of
 from headrace.stream.ring import Key, RecordRing
 from headrace.stream.supply import Item
 from headrace.stream.worker import Failed, GroupWorker, WorkerDied, WorkerProcess
@@ -81,19 +82,23 @@ class FillSupply:
         self._cfg, self._progress = cfg, progress
         self._prepared = PreparedSet.open(folder.prepared)
         self._ids = self._prepared.ids()
+        self._part, self._parts = map(int, cfg.serve.part.split("/"))
+        self._own_N = np.array([server_of(id, self._parts) == self._part - 1 for id in self._ids], dtype=np.bool_)
         made = open_worker or _processes(cfg, folder)
         self._workers = [made(k) for k in range(cfg.serve.workers)]
         try:
             manifest = self._workers[0].open()
             self._bytes_N = _sizes(self._prepared, manifest)
-            share = _share(cfg, self._ids, self._bytes_N)
+            own = np.flatnonzero(self._own_N)
+            share = _share(cfg, [self._ids[row] for row in own], self._bytes_N[own])
             self._kept = KeptRecords(folder.states, manifest, cfg.store, share, self._prepared, progress)
         except HeadraceError:
             self._close_workers()
             raise
         self._manifest = manifest
         lengths, eligible = np.asarray(self._prepared.lengths, dtype=np.int64), ~np.asarray(self._prepared.heldout)
-        self._demand = Demand(lengths, eligible, cfg.order, cfg.capture.group_tokens, cfg.train.epochs, cfg.serve.ahead)
+        sizes = cfg.capture.group_tokens, cfg.train.epochs, cfg.serve.ahead
+        self._demand = Demand(lengths, eligible, cfg.order, *sizes, self._own_N)
         self._ring = RecordRing(cfg.serve.ring_bytes)
         self._holes = self._kept.holes()
         self._inflight: dict[int, _Task] = {}
@@ -210,6 +215,10 @@ class FillSupply:
             if own.epoch < 0 or not 0 <= own.row < len(self._ids) or self._ids[own.row] != own.id:
                 found = f"epoch {own.epoch}, row {own.row} with id {own.id.hex()}"
                 raise StreamError("positions of the prepared set", found, "read with the set that is served")
+            if not self._own_N[own.row]:
+                found = f"row {own.row}, of part {server_of(own.id, self._parts) + 1}"
+                expected = f"samples of part {self._part}/{self._parts}, servers in the order of their serve.part"
+                raise StreamError(expected, found, "name all servers in source, in that order")
 
     def _key(self, position: Position) -> Key:
         self._check([position])
@@ -382,7 +391,7 @@ class FillSupply:
     def _note_small_ring(self) -> None:
         """A group's members are needed all over their window: a ring that holds less has them captured again."""
         window = self._cfg.order.window_samples
-        sums = np.add.reduceat(self._bytes_N, np.arange(0, len(self._bytes_N), window))
+        sums = np.add.reduceat(self._bytes_N * self._own_N, np.arange(0, len(self._bytes_N), window))
         if self._ring.bound_bytes < sums.max():
             held = f"serve.ring_bytes {self._ring.bound_bytes:,}"
             self._progress.note(f"{held} is less than a window's {int(sums.max()):,}: some samples are captured twice")
