@@ -50,7 +50,7 @@ def test_states_at_an_address_are_fitted_on(file: Path, tmp_path: Path, monkeypa
         assert fitted.exit_code == 0, fitted.stderr
         fits.append((out / "basis.safetensors").read_bytes())
     assert fits[0] == fits[1]
-    monkeypatch.setattr("headrace.store.reader._Files.read", None)  # no shard of a folder is read any more
+    monkeypatch.setattr("headrace.store.shard_files.FolderShards.view", None)  # no shard of a folder is read any more
     words = ["codec", "report", str(file), "fp8", "--json", "--set", f"store.at={address}"]
     assert json.loads(CliRunner().invoke(app, words).stdout)[0]["codec"] == "fp8"
     words = ["store", "transcode", str(file), "fp8", "--out", str(tmp_path / "to"), "--at", f"{address}-fp8", "--json"]
