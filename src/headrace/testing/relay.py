@@ -51,8 +51,7 @@ class Relay:
         """Stop; safe to call twice."""
         if self._loop.is_closed():
             return
-        self._server.close()
-        self.cut()
+        self._do(self._end())
         self._do(self._settle())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -64,6 +63,11 @@ class Relay:
     async def _cut(self) -> None:
         for writer in list(self._writers):
             writer.transport.abort()
+
+    async def _end(self) -> None:
+        """Listen no more, and cut: in the loop's own thread, where connections that end look at the same waiters."""
+        self._server.close()
+        await self._cut()
 
     async def _stall(self, seconds: float) -> None:
         self._flowing.clear()
