@@ -1,3 +1,5 @@
+import os
+from collections import Counter
 from itertools import chain
 
 import numpy as np
@@ -15,6 +17,7 @@ from headrace.order import (
     id_fraction,
     is_kept,
     micro_batches,
+    server_of,
     share_within,
     split_over_ranks,
     windows,
@@ -195,3 +198,18 @@ def test_every_row_is_found_in_its_group(lengths, window: int, budget: int) -> N
     groups = capture_groups(lengths, window, budget)
     group_of = group_of_rows(groups, len(lengths))
     assert all(row in groups[group_of[row]].rows for row in range(len(lengths)))
+
+
+def test_every_sample_has_one_server_and_each_server_its_share() -> None:
+    ids = [os.urandom(16) for _ in range(4000)]
+    shares = Counter(server_of(id, 4) for id in ids)
+    assert set(shares) == set(range(4))
+    assert max(shares.values()) < 1200
+    assert [server_of(id, 1) for id in ids[:3]] == [0, 0, 0]
+    assert [server_of(id, 4) for id in ids] == [server_of(id, 4) for id in ids]
+
+
+def test_servers_do_not_follow_the_bits_that_say_what_is_kept() -> None:
+    """Of the samples whose first bytes are small, each of two servers has about a half."""
+    kept = [os.urandom(1)[:0] + bytes(8) + os.urandom(8) for _ in range(2000)]
+    assert 850 < sum(server_of(id, 2) for id in kept) < 1150

@@ -11,6 +11,7 @@ usage: screen.py RUN_FOLDER OUT [--drafter FOLDER] [--codecs NAME …] [--heldou
 """
 
 import argparse
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from headrace.drafter.anchors import draw_anchors, supervise
 from headrace.drafter.loss import Weighting, block_loss
 from headrace.drafter.model import Drafter
 from headrace.drafter.stock import load_stock
-from headrace.files import append_json_line
+from headrace.files import append_json_line, write_atomic
 from headrace.prepare.model_files import load_config
 from headrace.record import Sample
 from headrace.target.head import FrozenHead, load_head
@@ -82,6 +83,15 @@ class Judge:
             loss = block_loss(hidden, targets, supervised, self.head, Weighting("decay"), 1.0)
             total, num = total + float(loss.ce_NB.sum()), num + float(supervised.sum())
         return total / num
+
+
+def moments_of(fitted_on: Slice, path: Path) -> Moments:
+    """Of the slice that every codec is fitted on; measured once, by the screen or by the training."""
+    if not path.exists():
+        out = io.BytesIO()
+        torch.save(vars(measure_moments(fitted_on)), out)
+        write_atomic(path, out.getvalue())
+    return Moments(**torch.load(path, weights_only=True))
 
 
 def codec_of(name: str, raw: CodecSpec, moments: Moments, fc_HW: torch.Tensor) -> Codec:
@@ -145,7 +155,7 @@ def main() -> None:
     if wanted:
         fitted_on, heldout = Slice(folder, False, FIT_TOKENS), Slice(folder, True, 10**9)
         raw = fitted_on.codec.spec
-        moments = measure_moments(fitted_on)
+        moments = moments_of(fitted_on, args.out / "moments.pt")
         drafter = load_stock(args.drafter or folder.export).float().eval()
         model = target_folder(args.model)
         head = load_head(model, load_config(model)).to("cpu", torch.float32)

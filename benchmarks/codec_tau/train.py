@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 from frontier import draw, summarise
-from screen import Judge, codec_of
+from screen import FIT_TOKENS, Judge, codec_of, moments_of
 
 from headrace.calibrate import Slice
 from headrace.codec.base import Codec, RawCodec
-from headrace.codec.fit import Moments, measure_moments
+from headrace.codec.fit import Moments
 from headrace.codec.quantised import QuantisedCodec
 from headrace.codec.spec import CodecSpec
 from headrace.config import RunFolder, load_run_file
@@ -48,7 +48,6 @@ from headrace.train.optimizer import build_optimizer, moments, restore_moments, 
 from headrace.train.schedule import learning_rate
 from headrace.train.step import take_step
 
-FIT_TOKENS = 100_000
 SAVE_S = 240.0
 HELD_OUT = 60
 CONTROLS = ("raw", "raw-unscaled", "full", "fp8", "3-taps", "none")
@@ -94,15 +93,6 @@ class Through:
             assert isinstance(self.arm.codec, QuantisedCodec)
             return self.arm.codec.coordinates(states_TLH)
         return self.arm.codec.features(self.arm.codec.encode(states_TLH), num_tokens)
-
-
-def moments_of(fitted_on: Slice, path: Path) -> Moments:
-    """Of the slice that all arms are fitted on; measured once."""
-    if not path.exists():
-        out = io.BytesIO()
-        torch.save(vars(measure_moments(fitted_on)), out)
-        write_atomic(path, out.getvalue())
-    return Moments(**torch.load(path, weights_only=True))
 
 
 def arms(names: list[str], raw: CodecSpec, measured: Moments, fc_HW: torch.Tensor | None) -> list[Arm]:

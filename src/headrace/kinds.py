@@ -10,10 +10,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 MiB = 1024 * 1024
 LOWEST_TEMPERATURE = 0.01  # as in vLLM: lower ones end in overflow
-_MOST_LEVELS = 32  # of a free-form setting
-
-
 MAX_SEED = 2**31 - 1  # what every generator takes
+_MOST_LEVELS = 32  # of a free-form setting
 
 
 def _no_truth(value: Any) -> Any:

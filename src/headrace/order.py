@@ -138,6 +138,11 @@ def is_kept(sample_id: bytes, share: float) -> bool:
     return id_fraction(sample_id) < share
 
 
+def server_of(sample_id: bytes, num_servers: int) -> int:
+    """Which server has a sample: other bits of its id than those that say whether it is kept."""
+    return int.from_bytes(sample_id[8:], "little") % num_servers
+
+
 def share_within(sample_ids: Iterable[bytes], sizes: Iterable[float], max_bytes: float) -> float:
     """The largest share whose kept subset takes at most `max_bytes`; `sizes` are bytes of each sample, same order."""
     filled = 0.0

@@ -13,14 +13,13 @@ import pytest
 from headrace.config import RunFile
 from headrace.errors import CaptureError, ConfigError, StreamError
 from headrace.kinds import ServeConfig
-from headrace.order import CaptureGroup, is_kept
+from headrace.order import CaptureGroup, is_kept, server_of
 from headrace.prepare.prepared import PreparedSet
 from headrace.record import Record, Sample, digest, make_record
 from headrace.source import Hole, Position
 from headrace.store.manifest import Manifest
 from headrace.stream.client import StreamSource
 from headrace.stream.fill import FillSupply
-from headrace.stream.reading import server_of
 from headrace.stream.secrets import make_files
 from headrace.stream.server import Secrets, Server
 from headrace.stream.worker import Failed, GroupWorker, WorkerDied

@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace.config import RunFile, RunFolder
 from headrace.errors import CaptureError, ConfigError, HeadraceError, StreamError
-from headrace.order import share_within
+from headrace.order import server_of, share_within
 from headrace.prepare.prepared import PreparedSet
 from headrace.progress import Progress
 from headrace.record import Record
@@ -27,7 +27,6 @@ from headrace.store.manifest import Manifest
 from headrace.store.reader import DamagedRecord
 from headrace.stream.demand import Demand
 from headrace.stream.kept import KeptRecords
-from headrace.stream.reading import server_of
 from headrace.stream.ring import Key, RecordRing
 from headrace.stream.supply import Item
 from headrace.stream.worker import Failed, GroupWorker, WorkerDied, WorkerProcess

@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 import grpc
 
 from headrace.errors import StreamError
+from headrace.order import server_of
 from headrace.record import Record, Segment
 from headrace.source import Hole, Position
 from headrace.stream.link import Link
@@ -277,11 +278,6 @@ class Reading:
             for slot in slots:
                 slot.error = error
             self._came.notify_all()
-
-
-def server_of(sample_id: bytes, num_servers: int) -> int:
-    """Which server has a sample: other bits of its id than those that say whether it is kept."""
-    return int.from_bytes(sample_id[8:], "little") % num_servers
 
 
 def _joined(position: Position, part: Segment | str, parts: list[Segment]) -> Record | Hole | None:
